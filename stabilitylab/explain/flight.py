@@ -83,6 +83,7 @@ class Flight:
     trouble: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
+    event: int | None = None  # the snapshot that the last event has of its own
     _held: int = 0  # bytes of batches
 
     def add(self, number: int, batch: dict[str, Any]) -> None:
@@ -104,6 +105,7 @@ class Flight:
             "trouble": self.trouble,
             "notes": list(self.notes),
             "start": dict(self.start),
+            "event": self.event,
         }
 
     @classmethod
@@ -152,6 +154,8 @@ class Flight:
             ages = {step: (newest - step) / every for step in self.snapshots}
             if inside := [step for step, age in ages.items() if low < age <= high]:
                 kept.add(min(inside))
+        if self.event is not None and newest - self.event <= keep[-1] * every:
+            kept.add(self.event)
         self.snapshots = {step: state for step, state in self.snapshots.items() if step in kept}
         told = ""
         self._drop_old()

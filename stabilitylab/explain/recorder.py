@@ -27,6 +27,7 @@ from .states import captured, settings_of, torch_random
 log = logging.getLogger("stabilitylab")
 
 HELD_LOSSES = 4096
+EVENTS = 10  # an event has no snapshot of its own within a tenth of the usual distance from another
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -145,8 +146,9 @@ class UpdateRecorder(Instrument):
     """Keeps a :class:`~.flight.Flight` of the last updates, and writes it under the run when there is trouble.
 
     A batch is given by ``watcher.batch(batch)`` before its forward pass. Snapshots are taken at the first batch of an
-    update, when all optimizers, schedulers and loaders are done with the update before. Trouble is a loss that is not
-    finite or leaves its level (:class:`~.flight.Level`); the black box is written at once, again ``after`` updates
+    update, when all optimizers, schedulers and loaders are done with the update before. A fact of the ledger (but a
+    setting, which schedules change) and a trouble have one of their own at the next update. Trouble is a loss that is
+    not finite or leaves its level (:class:`~.flight.Level`); the black box is written at once, again ``after`` updates
     later, and at the end of a run without trouble. Nothing is written to model, optimizers or random states. A loop
     that cannot be replayed is told so once, in a sentence, and its ledger is kept.
     """
@@ -167,6 +169,7 @@ class UpdateRecorder(Instrument):
         self._place: Path | None = None
         self._run_id = ""
         self._why_not = self._gap = ""
+        self._happened = False  # an event, after which a snapshot is due
         self._handles: list[Any] = []
 
     def open(self, watched: Any) -> None:
@@ -288,6 +291,9 @@ class UpdateRecorder(Instrument):
         """Begin an update: a snapshot, and hooks for a full look, where they are due."""
         flight, given = self._flight, self._given
         due = not flight.snapshots or t - max(flight.snapshots) >= given.every
+        if self._happened and flight.snapshots and t - max(flight.snapshots) >= max(1, given.every // EVENTS):
+            flight.event, due = t, True
+        self._happened = False
         if due or (self._until is None and flight.is_over(given.cap)):
             flight.snapshots[t] = captured(self._watched.model, self._watched.optimizers, given.scaler, given.scheduler)
             if self._until is None and (told := flight.prune(given.keep, given.every, given.cap)):
@@ -324,6 +330,8 @@ class UpdateRecorder(Instrument):
     def _heard(self, fact: LedgerFact) -> None:
         self._flight.facts.append(fact.as_dict())
         del self._flight.facts[: -4 * HELD_LOSSES]
+        compared = fact.kind != "write" or fact.before is not None
+        self._happened |= compared and fact.kind in ("state", "flag", "write")
 
     def _see(self, step: int, loss: float) -> None:
         """Look at a loss: trouble is one that is not finite, or that leaves the level of those before."""
@@ -340,6 +348,7 @@ class UpdateRecorder(Instrument):
         else:
             return
         if any(at < step and at in flight.snapshots for at in flight.snapshots):
+            self._happened = True
             flight.trouble = {"step": step, "why": why, "level": None if level is None else level.median}
             self._until = step + self._given.after
             self._write()

@@ -262,3 +262,19 @@ def test_an_update_without_its_batch_ends_the_replay_there(tmp_path: Path, caplo
     assert [one for one in given.flight.notes if "without w.batch()" in one] == [
         "updates came without w.batch(), first update 4: no replay passes it"
     ]
+
+
+def test_an_event_has_a_snapshot_of_its_own_that_is_kept_with_the_others(tmp_path: Path) -> None:
+    class Freezes(Loop):
+        def between(self, t: int) -> None:
+            if t == 21:
+                self.model.head.requires_grad_(False)
+
+    given = recorder(every=10, keep=(1, 2))
+    train(Freezes(), tmp_path / "run", 35, given)
+    assert given.flight is not None
+    assert given.flight.event == 22
+    assert 22 in given.flight.snapshots
+    train(Freezes(), tmp_path / "later", 60, given)
+    assert 22 not in given.flight.snapshots, "it is older than all that are kept"
+    assert min(given.flight.snapshots) >= 30
