@@ -53,7 +53,7 @@ class Explanation:
     @property
     def exit_code(self) -> int:
         """Return the exit code of ``stabilitylab explain``: 0 without a finding or lasting harm, 1 with one."""
-        return EXIT_CODES[self.verdict]
+        return 1 if any(one.accused for one in self.findings) else EXIT_CODES[self.verdict]
 
     @property
     def cause(self) -> str:

@@ -67,7 +67,7 @@ def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_p
 def test_a_bad_batch_that_the_run_forgets_has_no_lasting_harm(tmp_path: Path) -> None:
     found = explained(faults.BadBatch, tmp_path)
     assert found.verdict == "no lasting harm", str(found)
-    assert found.exit_code == 0
+    assert found.exit_code == 1, "the batch is a finding"
     assert [(one.kind, one.step) for one in found.findings] == [("bad batch", FIRST)]
     assert found.experiment is None
 

@@ -278,3 +278,37 @@ def test_an_event_has_a_snapshot_of_its_own_that_is_kept_with_the_others(tmp_pat
     train(Freezes(), tmp_path / "later", 60, given)
     assert 22 not in given.flight.snapshots, "it is older than all that are kept"
     assert min(given.flight.snapshots) >= 30
+
+
+def test_a_declared_scaler_is_replayed_bit_for_bit_with_its_skipped_updates(tmp_path: Path) -> None:
+    loop, fresh = Loop(), Loop()
+    for one in (loop, fresh):  # a fused optimizer skips inside its step
+        one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)  # the first updates overflow
+
+    def summed(model: Any, one: Any) -> torch.Tensor:
+        return 64 * loss_fn(model, one)
+
+    given = sl.Recorder(summed, every=6, digests=1, scaler=scaler)
+    with sl.watch(
+        loop.model, out=tmp_path / "run", optimizer=loop.optimizer, reference=None, probes="none", record=given,
+        scaler=scaler,
+    ) as w:  # fmt: skip
+        for t in range(16):
+            loss = summed(loop.model, w.batch(batch(t)))
+            scaler.scale(loss).backward()
+            scaler.unscale_(loop.optimizer)
+            w.step(loss=loss)
+            scaler.step(loop.optimizer)
+            scaler.update()
+            loop.optimizer.zero_grad()
+    assert given.flight is not None
+    skipped = [step for step, update in given.flight.updates.items() if not update.stepped]
+    assert skipped, "no update was skipped"
+    assert len(skipped) < 16, "all updates were skipped"
+    own = torch.amp.GradScaler("cpu")
+    found = sl.explain(tmp_path / "run", fresh.model, summed, fresh.optimizer, scaler=own)
+    assert found.audit is not None
+    assert found.audit.equal == found.audit.replayed == 16, str(found)
+    with pytest.raises(UsageError, match="recorded with scaler="):
+        sl.explain(tmp_path / "run", fresh.model, summed, fresh.optimizer)
