@@ -194,7 +194,7 @@ def judge(
         return verdict("diverged", *found)
     where = _place(gap)
     if gap < -LEVEL_NATS and source_worth is not None and not source_worth >= READS_NATS:
-        reason = f"{where}, but another sentence's source changes the loss by {_nats(source_worth)} only"
+        reason = f"{where}, but a wrong source changes the validation loss by only {_nats(source_worth)}"
         return verdict(UNREAD, _since(evaluations, lambda e: e.nll < baseline.nll - LEVEL_NATS), reason)
     below: tuple[tuple[State, float], ...] = (("trained", TRAINED_NATS), ("learning", LEVEL_NATS))
     for state, nats in below:
@@ -216,7 +216,7 @@ def judge(
     if moving.low > 0 and moving.fall >= MATERIAL:
         since = _since(evaluations, lambda e: e.nll >= baseline.nll - LEVEL_NATS)
         return verdict("descending", since, f"{where}{_going(moving)}; too early to say more")
-    return verdict("cannot tell", start, f"{where}; whether it falls is open: {moving}")
+    return verdict("cannot tell", start, f"{where}; it is not clear if the loss falls: {moving}")
 
 
 def judge_recorded(

@@ -100,7 +100,7 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     assert float(last[0]) < 1e-6 * float(last[2])  # layer 1 against layer 12
     said = next(block for block in blocks(page, "console") if "diagnose" in block)
     diagnosed = run("-m", "stabilitylab", "diagnose", "runs/bert", cwd=tmp_path).stdout
-    for sentence in ("runs/bert: finished at step 60; there are warnings.", "vanishing gradient  layer 1 of"):
+    for sentence in ("runs/bert has 1 warning (finished at step 60).", "vanishing gradient  layer 1 of"):
         assert sentence in said, f"docs/quickstart.md does not show {sentence!r}"
         assert sentence in diagnosed, f"stabilitylab diagnose does not print {sentence!r}: {diagnosed}"
 

@@ -157,6 +157,7 @@ def mine() -> Iterator[str]:
         yield "mine"
 
 
+@pytest.mark.slow
 def test_models_that_differ_in_weights_or_formula_have_different_labels(mine) -> None:
     """All combinations of what runs of one group may differ in; T stands beside a label where it is a ramp's."""
     gains = [

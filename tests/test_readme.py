@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,19 @@ def test_its_pictures_are_small_and_fetch_nothing() -> None:
     drawn = (ROOT / "docs/pictures/panel.svg").read_text(encoding="utf-8")
     assert "url(http" not in drawn
     assert "href" not in drawn
+
+
+@pytest.mark.slow
+def test_its_program_runs_as_it_stands_and_its_mistake_is_named(tmp_path: Path) -> None:
+    """Copied into an empty folder, in a fresh process; what diagnose prints is what the README shows, numbers aside."""
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    made = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    diagnose = [sys.executable, "-m", "stabilitylab", "diagnose", "runs/mine"]
+    told = subprocess.run(diagnose, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    (shown,) = re.findall(r"\$ stabilitylab diagnose runs/mine\n(.*)\n", README)
+    sign = "First sign: learning-rate jump. The learning rate rose to 0.1 at step 60, 100 times its maximum before."
+    for text in (told, shown):
+        assert text.startswith("runs/mine has failed: plateau at step ")
+        assert sign in text
+        assert "What to do: Check the schedule, and what a resume restored." in text

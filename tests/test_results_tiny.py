@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -340,3 +341,55 @@ def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
 )
 def test_the_key_of_a_figures_first_run_stays_what_it_was(figure: str, key: str) -> None:
     assert key_of(next(iter(SWEEPS[figure](Recipe("tiny", {})))).config) == key
+
+
+SETTINGS = {  # decimals within sentences that no table has: what was set, and names of papers
+    "results.md": {".05", ".1", ".4", "2103.03404", "2206.03126"},
+    "findings.md": set(),
+    "ledger.md": set(),
+}
+
+
+def unmarked(text: str) -> set[str]:
+    """The decimals of a page's sentences outside code, generated blocks and marked numbers."""
+    for made in (
+        r"```.*?```",
+        r"<!-- \w+:\w+ -->.*?<!-- end -->",
+        r"<!--=[\w:]+-->.*?<!--/-->",
+        r"`[^`\n]*`",
+        r"\]\([^)]*\)",
+    ):
+        text = re.sub(made, " ", text, flags=re.DOTALL)
+    return set(re.findall(r"(?<![\w.])\d*\.\d+", text))
+
+
+@pytest.mark.parametrize("page", ["docs/results.md", "docs/findings.md", "docs/ledger.md"])
+def test_every_decimal_of_a_page_is_recomputed_or_a_setting(page: str) -> None:
+    path = HERE.parents[1] / page
+    left = unmarked(path.read_text(encoding="utf-8")) - SETTINGS[path.name]
+    assert not left, f"{page}: mark these numbers as <!--=NAME-->, or list them among the settings: {sorted(left)}"
+
+
+def test_an_unmarked_decimal_is_seen() -> None:
+    page = "At .5 of `0.7` it is <!--=C20-->.56 [.54, .57]<!--/-->, or 3.17.\n<!-- results:x -->\n0.1\n<!-- end -->\n"
+    assert unmarked(page) == {".5", "3.17"}
+
+
+def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
+    import verdicts
+
+    groups = [verdicts.of_stage(name)[2:] for name in (verdicts.START, verdicts.EARLY, verdicts.TRAINED)]
+    ids = [row.split(" | ")[0].strip("| ") for rows in groups for row in rows]
+    with (HERE / "claims.csv").open(newline="") as file:
+        assert sorted(ids) == sorted({row["id"] for row in csv.DictReader(file)})
+    assert {"C01", "C11", "C25"} <= {row.split(" | ")[0].strip("| ") for row in groups[0]}
+    assert "C31" in ids[len(groups[0]) + len(groups[1]) :]
+    assert verdicts.verdict("C43") == "withdrawn (contradicted): 12 of 12 models ignore their source"
+    assert verdicts.verdict("C09") == "not reproduced"  # of the first updates, whatever was learnt later
+    source = pd.read_csv(HERE / "source.csv")
+    ramps = source[(source["updates"] == protocol.RAMP_UPDATES) & (source["layers"] == 18)]
+    assert verdicts.ignoring("C38") == (int((ramps["other"] - ramps["own"] < 1e-3).sum()), len(ramps))
+    counts = [[int(cell) for cell in row.strip("| ").split(" | ")[1:]] for row in verdicts.standing()[2:]]
+    assert sum(row[0] for row in counts) == len(ids)
+    assert all(row[0] == sum(row[1:7]) and row[7] <= row[0] for row in counts)
+    assert sum(row[5] for row in counts) == sum("| withdrawn (" in line for rows in groups for line in rows)

@@ -208,7 +208,7 @@ def test_runs_compare_and_diagnose_fit(shown, two: list[str], width: int) -> Non
     told = shown(width, "diagnose", two[0])
     heads = [line for line in told if line.startswith("step ")]
     assert len([line for line in heads if "vanishing gradient" in line]) == 1  # both tables see the same
-    assert "times its threshold" in " ".join(told)
+    assert "x its threshold)" in " ".join(told)
     assert "also seen: grad_norm from step 0 on" in " ".join(" ".join(told).split())
 
 

@@ -6,6 +6,7 @@ import re
 
 import pandas as pd
 import questions
+import verdicts
 from cells import HERE, losses
 from sources import NOTHING, of_comparison, reading
 
@@ -22,9 +23,12 @@ def renewed(text: str) -> str:
 
 def value(name: str) -> str:
     """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
-    ``C39:3`` says; the mean difference of one of the four questions; or a count of runs of the comparison."""
+    ``C39:3`` says; the mean difference of one of the four questions; a count of claims; or a count of runs of the
+    comparison."""
     if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
         return _effect(claim[1], int(claim[2] or DIGITS))
+    if name in ("claims", "late", "withdrawn"):
+        return verdicts.count(name)
     if re.fullmatch(r"P\d", name):
         return _short(float(questions.table(losses).set_index("id").loc[name, "mean"]))  # type: ignore[arg-type]
     data = reading()[of_comparison(reading())]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Every number of docs/results.md and of README's results, recomputed from the tables beside this file.
+"""Every number of docs/results.md, ledger.md and findings.md, and of README's results, from the tables beside this
+file.
 
     python results/tiny/recompute.py [--write]
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 import sys
 
 import inline
+import judge
 import page_blocks
 import pandas as pd
 import questions
+import verdicts
 from cells import HERE, cells, interval, losses, number, states, title
 from page_blocks import table
 from sources import collapse, growths, lower, of_ramps, reading, source, span
@@ -23,7 +26,7 @@ from sources import collapse, growths, lower, of_ramps, reading, source, span
 from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import t_interval
 
-PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md"))
+PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md", "docs/ledger.md"))
 
 
 def answers() -> list[str]:
@@ -112,29 +115,23 @@ def ramps() -> list[str]:
     return table(("T", "share of the run", gap, minus, "95 %", "n", "the source is worth [nats/token]"), rows)
 
 
-def claims() -> list[str]:
-    """Of every claim of claims.csv its primary effect and verdict, or what is missing."""
-    data = pd.read_csv(HERE / "claims.csv").astype(object)
-    data = data.where(data.notna(), None)
-    rows = []
-    for id, own in data.groupby("id", sort=True):
-        one = own.iloc[0]
-        if one["why"]:
-            rows.append((id, one["sentence"], "", f"not testable: {one['why']}", ""))
-            continue
-        effect = own[own["effect_role"] == "primary"].iloc[0]
-        mean, low, high = (effect[f"effect_{name}"] for name in ("mean", "low", "high"))
-        size = f"[{low:.3g}, {high:.3g}]" if low is not None else ""
-        size = f"{mean:.3g} {size}, n = {effect['effect_n']:.0f}" if mean is not None else "not measured"
-        size = f"{effect['effect_effect']}: {size}"
-        survives = {True: "survives", False: "does not"}.get(one["survives"], "")
-        rows.append((id, one["sentence"], size, one["verdict"], survives))
-    return table(("claim", "says", "measured", "verdict", "Holm"), rows)
+def third() -> list[str]:
+    """The runs of the third comparison that are in: how many models read their source, how many encoders collapsed."""
+    found = judge.shares(judge.models_of(judge.TABLES)).sort_values("layers", kind="stable", ascending=False)
+    rows = [
+        (title(row["arm"]), row["layers"], f"{protocol.SEARCH[row['arm']][row['layers']]:g}", f"{row['n']} of "
+         f"{len(protocol.JUDGED_SEEDS)}", row["reads"], row["constant"], interval(row["low"], row["high"], ".2f"))
+        for row in found.to_dict("records")
+    ]  # fmt: skip
+    first = ("arm", "layers a side", "learning rate", "runs that are in", "read their source")
+    return table((*first, "constant encoder", "share of constant encoders, 95 %"), rows)
 
 
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse, "growths": growths, "lower": lower, "claims": claims,
+    "collapse": collapse, "growths": growths, "lower": lower, "third": third, "standing": verdicts.standing,
+    "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
+    "trained": lambda: verdicts.of_stage(verdicts.TRAINED),
 }  # fmt: skip
 
 

@@ -79,6 +79,10 @@ def preflight(
     rate, why_not = first_rate(given, warmup)
     own = None if why_not else given
     sink = _Rows()
+
+    def held_out() -> dict[str, torch.Tensor]:
+        return {"held_out_loss": _asked(loss_fn, twin, batch, "in eval mode").detach()}
+
     with random_states_kept(twin):
         asked = Questions(
             twin, model, batch, loss_fn, classes=classes, causal=causal, batch_first=batch_first, skip=skip
@@ -87,7 +91,7 @@ def preflight(
         twin.train()
         with Watcher(
             twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
-            output_site=output_site, restore=True, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
+            output_site=output_site, restore=True, reference=held_out,
         ) as watcher:  # fmt: skip
             twin.zero_grad()
             with used_modules(twin) as used:
@@ -195,14 +199,19 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 def _loss(loss_fn: Callable[[nn.Module, Any], torch.Tensor], model: nn.Module, batch: Any) -> torch.Tensor:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("no parameter of the model requires a gradient: there is nothing to train.")
+    loss = _asked(loss_fn, model, batch)
+    _check(loss)
+    return loss
+
+
+def _asked(loss_fn: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any, where: str = "") -> Any:
     try:
-        loss = loss_fn(model, batch)
+        return loss_fn(model, batch)
     except StabilityLabError:
         raise
     except Exception as error:
-        raise InputError(f"loss_fn(model, batch) failed: {type(error).__name__}: {error}") from error
-    _check(loss)
-    return loss
+        where = where and f" {where}"
+        raise InputError(f"loss_fn(model, batch) failed{where}: {type(error).__name__}: {error}") from error
 
 
 def _check(loss: Any) -> None:

@@ -53,15 +53,16 @@ def _show(found: Diagnosis) -> None:
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
         weighed = event.severity != "note" and event.strength is not None
-        strength = f", {event.strength:.3g} times its threshold" if weighed else ""
+        strength = f" ({event.strength:.3g}x its threshold)" if weighed else ""
         head = Text.assemble(
             f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
             (event.severity, state_style(event.severity)), strength,
         )  # fmt: skip
         console.print(head)
-        evidence = event.evidence.rstrip(".")
-        if evidence not in found.paragraph:  # else the paragraph says it already
-            console.print(Padding(Text(f"{evidence}."), (0, 0, 0, 4), expand=False))
+        if event.sentence not in found.paragraph:  # else the paragraph says it already
+            console.print(Padding(Text(event.sentence), (0, 0, 0, 4), expand=False))
+            if event.severity != "note" and event.remedy and event.remedy not in found.remedies:
+                console.print(Padding(Text(f"What to do: {event.remedy}"), (0, 0, 0, 4), expand=False))
         if others:
             seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)
             console.print(Padding(Text(f"also seen: {seen}", style="dim"), (0, 0, 0, 4), expand=False))

@@ -122,14 +122,14 @@ def _show(built: Built) -> None:
     of_ones_own = all(one.verdict == "not testable" for one in built.findings)
     if of_ones_own and len(built.missing) > FEW:
         ids = ", ".join(one.id for one in built.missing)
-        console.print(f"\nnot made, for want of runs: {len(built.missing)} figures ({ids}).", highlight=False)
+        console.print(f"\nSkipped, since they need other runs: {len(built.missing)} figures ({ids}).", highlight=False)
         console.print("The page has what each of them needs, and the command.", highlight=False)
     elif built.missing:
-        console.print("\nnot made, for want of runs:", highlight=False)
+        console.print("\nSkipped, since these figures need other runs:", highlight=False)
         for one in built.missing:
             console.print(f"{one.id}: {one.sentence}; {one.command}", highlight=False, markup=False)
     if built.failed:
-        console.print("\nnot made, because of an error (-v shows where):", highlight=False)
+        console.print("\nFailed with an error (-v shows where):", highlight=False)
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
     if of_ones_own:

@@ -14,7 +14,7 @@ from ..store.reader import of_snapshots
 from .announced import announced
 from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
-from .events import DETECTORS, Event
+from .events import DETECTORS, Event, as_sentence
 from .evidence import Evidence
 from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
@@ -65,15 +65,15 @@ class Diagnosis:
     @property
     def untold(self) -> list[str]:
         """The reasons why a run without findings is not called healthy."""
-        told = [f"whether it trains is open: {self.open}"] if self.open else []
-        told += [f"{each} is open" for each in self.pending]
-        told += [f"its numbers do not tell why it {self.state}"] if self.state in ("failed", "diverged") else []
-        told += ["its numbers may not be those of the updates"] if self.doubts else []
-        return told + (["watching changed its training"] if self.not_neutral else [])
+        told = [f"it is not known whether the run trains: {self.open}"] if self.open else []
+        told += self.pending
+        told += [f"the numbers do not say why the run {self.state}"] if self.state in ("failed", "diverged") else []
+        told += ["the recorded numbers may not be those of the updates"] if self.doubts else []
+        return told + (["watching changed the training"] if self.not_neutral else [])
 
     @property
     def pending(self) -> list[str]:
-        """The open questions about events that last to the end of the run, each once."""
+        """Clauses on what may still come of events that last to the end of the run, each once."""
         return list(dict.fromkeys(event.open for event in self.events if event.open))
 
     @property
@@ -84,30 +84,34 @@ class Diagnosis:
     @property
     def paragraph(self) -> str:
         """The finding in plain words."""
-        reason = f" ({self.reason})" if self.reason and not self.open.endswith(self.reason) else ""
+        reason = f": {self.reason}" if self.reason and not self.open.endswith(self.reason) else ""
         ended = f"{self.state} at step {self.step}{reason}"
-        first = self.cause.first
-        if first is None:
-            notes = "".join(
-                f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
-            )
-            nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
-            whether = f"{self.run}: {nothing}; but {', and '.join(self.untold)}."
-            text = (whether if self.untold else f"{self.run} is healthy: {nothing}.") + notes
-            text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
+        if self.cause.first is None:
+            noted = {event.kind: event for event in reversed(self.events)}.values()
+            notes = "".join(f" Note: {event.evidence.rstrip('.')}." for event in noted)
+            nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found"
+            whether = f"{self.run} ({ended}): {nothing}, but {', and '.join(self.untold)}."
+            text = (whether if self.untold else f"{self.run} is healthy ({ended}): {nothing}.") + notes
+            text = text if self.checked else f"{self.run} ({ended}): nothing was recorded that can be checked."
             return " ".join(filter(None, (text, *self._last_words())))
-        what = "something broke" if self.verdict == "failure" else "there are warnings"
-        words = [f"{self.run}: {ended}; {what}. {self._first}."]
+        words = [f"{self.run} {self._outcome} ({ended}). {self._first}."]
         if len(self.cause.chain) > 1:
-            words.append(f"In order: {sentence(self.cause)}.")
+            words.append(f"Order of events: {sentence(self.cause)}.")
         if self.layers:
-            words.append(f"Places concerned: {listed(self.layers, 4)}.")
+            words.append(f"Places: {listed(self.layers, 4)}.")
+        if self.remedies:
+            words.append(f"What to do: {' '.join(self.remedies)}")
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
-        words += [f"{text[0].upper()}{text[1:]}." for text in undecided(apart)]
+        words += [as_sentence(text) for text in undecided(apart)]
         return " ".join([*words, *self._last_words()])
 
+    @property
+    def remedies(self) -> list[str]:
+        """The advice for the events that came first, a sentence or two each; of outcomes alone there is none."""
+        return list(dict.fromkeys(event.remedy for event in self.cause.together if event.role != "outcome"))
+
     def _last_words(self) -> list[str]:
-        room = f"{self.headroom[0].upper()}{self.headroom[1:]}." if self.headroom else ""
+        room = as_sentence(self.headroom) if self.headroom else ""
         doubts = f"Warned as it ran: {'; '.join(self.doubts)}." if self.doubts else ""
         changed = f"Not neutral: {'; '.join(self.not_neutral)}." if self.not_neutral else ""
         return [*filter(None, (room, doubts, changed, not_measured(self.unmeasured)))]
@@ -123,6 +127,7 @@ class Diagnosis:
             "chain": [event.kind for event in self.cause.chain],
             "first": [event.kind for event in self.cause.together],
             "undecided": undecided(self.cause),
+            "remedies": self.remedies,
             "layers": self.layers,
             "open": self.untold,
             "events": [event.as_dict() for event in self.events],
@@ -136,18 +141,27 @@ class Diagnosis:
         }
 
     @property
+    def _outcome(self) -> str:
+        """The outcome of the run as a predicate: ``has failed: divergence at step 43``, or ``has 2 warnings``."""
+        failures = [event for event in self.events if event.severity == "failure"]
+        if failures:
+            first = min(failures, key=lambda event: event.moment)
+            return f"has failed: {first.title} at step {first.step}"
+        count = len({event.kind for event in self.events if event.severity == "warning"})
+        return f"has {count} warning{'s' * (count > 1)}"
+
+    @property
     def _first(self) -> str:
-        """The first event in words, such as ``First came loss spike: ...``; several events if none of them comes
+        """The first event in words, such as ``First sign: loss spike. ...``; several events if none of them comes
         first."""
         events = self.cause.together
         notes = any(event.severity == "note" and event.step < events[0].step for event in self.events)
-        aside = ", notes aside," if notes else ""
-        evidence = "; ".join(event.evidence.rstrip(".") for event in events)
+        aside = " (without notes)" if notes else ""
+        evidence = " ".join(event.sentence for event in events).rstrip(".")
         if len(events) == 1:
-            return f"First came{aside} {events[0].title}: {evidence}"
+            return f"First sign{aside}: {events[0].title}. {evidence}"
         named = f"{', '.join(event.title for event in events[:-1])} and {events[-1].title}"
-        where = f"{aside or ','} at one point of step {events[0].step},"
-        return f"First came{where} {named} ({why_together(*events)}): {evidence}"
+        return f"First signs{aside}, together at step {events[0].step}: {named} ({why_together(*events)}). {evidence}"
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -208,9 +222,9 @@ def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
     if not missing:
         return ""
     if loss is None:
-        return f"no loss of its training was recorded ({DETECTORS['loss_spike'].reads['loss']})"
+        return f"no training loss was recorded ({DETECTORS['loss_spike'].reads['loss']})"
     rows, least = len(loss.steps), max(detector.least_rows for detector in missing)
-    return f"too short to tell, since its loss has {rows} row{'s' * (rows > 1)} and it takes {least}"
+    return f"its loss has {rows} row{'s' * (rows > 1)}, and the checks need {least}"
 
 
 def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:

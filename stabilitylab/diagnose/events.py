@@ -26,8 +26,8 @@ class Event:
     - ``until``: the step at which it ended (None: it lasted to the end, or its end is not known).
     - ``strength``: the number as a multiple of its threshold; None where that means nothing, as for a NaN.
     - ``severity``: a note leaves a run healthy; a failure means that the run did not learn, or broke.
-    - ``open``: the open question about a note that lasts to the end, such as whether it passes. A run with an open
-      question is not called healthy.
+    - ``open``: what may still come of a note that lasts to the end, as a clause ("the rank collapse may pass"). A run
+      with such a note is not called healthy.
     """
 
     kind: str
@@ -63,8 +63,19 @@ class Event:
 
     @property
     def where(self) -> str:
-        more = f" and {self.places - 1} more" if self.places > 1 else ""
+        others = self.places - 1
+        more = f" and {others} other place{'s' * (others > 1)}" if others else ""
         return describe(self.place) + more
+
+    @property
+    def sentence(self) -> str:
+        """The evidence as a sentence."""
+        return as_sentence(self.evidence)
+
+    @property
+    def remedy(self) -> str:
+        """The advice of its detector; "" if there is none."""
+        return DETECTORS[self.kind].remedy if self.kind in DETECTORS else ""
 
     def as_dict(self) -> dict[str, Any]:
         place = self.place
@@ -83,9 +94,17 @@ class Event:
             "severity": self.severity,
             "strength": self.strength,
             "evidence": self.evidence,
+            "remedy": self.remedy,
             "open": self.open,
             "numbers": dict(self.numbers),
         }
+
+
+def as_sentence(clause: str) -> str:
+    """Return a clause with a capital letter and a full stop; a name at its beginning stays as it is."""
+    word = clause.partition(" ")[0]
+    name = "_" in word or "." in word
+    return f"{clause if name else clause[:1].upper() + clause[1:]}".rstrip(".") + "."
 
 
 def alike(events: Sequence[Event]) -> list[list[Event]]:

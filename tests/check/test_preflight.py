@@ -332,6 +332,12 @@ def test_what_fails_in_the_callers_code_is_said_to_be_the_callers() -> None:
     model, inputs = toy(torch.float32), batch()
     with pytest.raises(InputError, match=r"loss_fn\(model, batch\) failed: KeyError"):
         preflight(model, inputs, lambda model, inputs: inputs["nothing"])
+
+    def fails_in_eval_mode(model: nn.Module, inputs: Any) -> Tensor:
+        return loss_of(model, inputs) if model.training else inputs["nothing"]
+
+    with pytest.raises(InputError, match=r"loss_fn\(model, batch\) failed in eval mode: "):
+        preflight(model, inputs, fails_in_eval_mode)
     with pytest.raises(UsageError, match="LBFGS needs a closure"):
         preflight(model, inputs, loss_of, torch.optim.LBFGS(model.parameters()))
     model.requires_grad_(False)

@@ -271,6 +271,7 @@ def one_row(tokens: Tensor) -> Any:
     return sink.rows[0][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_layers_inside_compiled_code_count_once(reentrant: bool) -> None:
     data = next(batches())

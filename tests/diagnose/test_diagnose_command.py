@@ -20,7 +20,7 @@ def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> 
     path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *QUICK, *TINY)[1].strip()
     code, out, err = run("diagnose", path, "--fail")
     assert (code, err) == (0, "")
-    assert f"{path} is healthy: finished at step 120" in out
+    assert f"{path} is healthy (finished at step 120" in out
     assert "not checked: attention entropy collapse; not recorded: attention (probe attention)" in out
 
 
@@ -31,7 +31,7 @@ def test_a_run_that_ends_within_a_collapse_is_open(run) -> None:
     path = run("probe", *model, "--steps", "120", *QUICK, *TINY)[1].strip()
     code, out, err = run("diagnose", path, "--fail")
     assert (code, err) == (0, "")
-    assert "whether the rank collapse of the decoder passes is open" in " ".join(out.split())
+    assert "the rank collapse of the decoder may pass" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) ->
     path = run("probe", "--arch", "postln", "--depth", "12", *hot, *TINY)[1].strip()
     code, out, _ = run("diagnose", path)
     assert code == 0
-    assert "something broke. First came, notes aside, vanishing gradient" in out
+    assert "First sign (without notes): vanishing gradient" in out
     assert "vanishing gradient at step 2 -> plateau at step" in out
     assert run("diagnose", path, "--fail")[0] == 1
     code, out, err = run("diagnose", path, "--json")
@@ -86,7 +86,7 @@ def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: 
     made(tmp_path / "mine", {"loss": loss})
     code, out, _ = run("diagnose", "mine")
     assert code == 0
-    assert "First came loss spike: loss 4 at step 50" in out
+    assert "First sign: loss spike. Loss rose from its level of 1.23 to 4 at step 50" in out
     assert "not checked: growth of norm inputs; not recorded: ln_input (probe ln_input)" in out
     checked = "explosion of the loss at the start, non-finite numbers, loss spike, divergence, plateau"
     assert f"checked: {checked}" in " ".join(out.split())

@@ -136,7 +136,7 @@ def test_a_vanishing_gradient_of_a_run_that_learns_is_a_note(tmp_path: Path) -> 
     table = Made(layer_rows(20), ("value",), lambda t: values, STEPS)
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"grad_norm": table}))
     assert (only(diagnosis, "vanishing_gradient").severity, diagnosis.verdict) == ("note", "healthy")
-    assert "Note: gradient of layer 1" in diagnosis.paragraph
+    assert "Note: the gradient of layer 1" in diagnosis.paragraph
 
 
 def test_a_gradient_that_grows_downwards_is_an_exploding_one(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_nan_loss_is_not_laid_to_the_gradients_that_it_breaks(
     assert (event.step, event.place and event.place.layer, event.strength) == (AT, place, None)
     if not forward:
         assert diagnosis.layers == []
-        assert "what depends on it breaks after it, in the same step: grad_norm.value of layer 4" in event.evidence
+        assert "numbers that depend on it broke after it in the same step: grad_norm.value of layer 4" in event.evidence
         assert "every number of ln_input is finite in that step before it" in event.evidence
 
 

@@ -54,8 +54,7 @@ def test_a_divergence_names_the_numbers_that_it_compares(tmp_path: Path) -> None
     loss = [5.5, 29.1, 67.8, 90.0, 110.0, *[200.0] * 10, 167.0, 160.0, 180.0, 170.0, 143.9]
     event = only(found(made(tmp_path / "run", {"loss": loss})), "divergence")
     assert event.evidence == (
-        "loss is 5.5 at step 0 and 144 at step 19: its median over 5 rows, 167 at the end, is above where it began, "
-        "5.5, since step 1"
+        "from step 1 on loss stays above its starting level of 5.5; at the end it is 167 (median of 5 rows)"
     )
 
 
@@ -105,7 +104,10 @@ def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path
     diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
     assert kinds(diagnosis) == set()
     assert diagnosis.verdict == "open"  # not healthy either
-    assert "whether it trains is open: descending, 0.80 nats above the unigram baseline" in diagnosis.paragraph
+    assert (
+        "it is not known whether the run trains: descending, 0.80 nats above the unigram baseline"
+        in diagnosis.paragraph
+    )
 
 
 def test_a_run_too_short_for_a_plateau_that_is_stuck_is_not_healthy(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_run_too_short_for_a_plateau_that_is_stuck_is_not_healthy(tmp_path: Pa
     diagnosis = found(made(tmp_path / "run", metrics, steps=range(0, 60, 5), unigram=baseline))
     assert "plateau" not in diagnosis.checked
     assert diagnosis.verdict == "open"
-    assert "whether it trains is open: stuck, 2.50 nats above the unigram baseline" in diagnosis.paragraph
+    assert "it is not known whether the run trains: stuck, 2.50 nats above the unigram baseline" in diagnosis.paragraph
 
 
 def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
     assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
     assert "plateau" not in diagnosis.checked
     assert diagnosis.verdict == "open"
-    assert "whether it trains is open: too short to tell, since its loss has 15 rows and it takes 20" in (
+    assert "it is not known whether the run trains: its loss has 15 rows, and the checks need 20" in (
         diagnosis.paragraph
     )
 
@@ -145,10 +147,12 @@ def test_rows_without_a_loss_do_not_count(tmp_path: Path) -> None:
     norms = {"grad_norm_total": [1.0] * 40}
     none = found(made(tmp_path / "none", norms))
     assert none.verdict == "open"
-    assert "whether it trains is open: no loss of its training was recorded (w.step(loss=loss))." in none.paragraph
+    assert (
+        "it is not known whether the run trains: no training loss was recorded (w.step(loss=loss))." in none.paragraph
+    )
     few = found(made(tmp_path / "few", {**norms, "loss": [3.0, 2.0, 1.0, *[None] * 37]}))
     assert few.unchecked["plateau"] == "3 rows are too few, it takes 20"
-    assert "its loss has 3 rows and it takes 20" in few.paragraph
+    assert "its loss has 3 rows, and the checks need 20" in few.paragraph
     held_out = found(made(tmp_path / "held", {**norms, "held_out_nll": falling(40)}))
     assert held_out.verdict == "open"
 
@@ -160,8 +164,8 @@ def test_a_run_that_failed_is_never_healthy(tmp_path: Path, state: str) -> None:
     diagnosis = found(path)
     assert diagnosis.verdict == "open"
     assert diagnosis.paragraph.startswith(
-        f"{path}: {state} at step 59 (RuntimeError: out of memory), and none of {len(diagnosis.checked)} kinds of "
-        f"trouble was found; but its numbers do not tell why it {state}."
+        f"{path} ({state} at step 59: RuntimeError: out of memory): none of {len(diagnosis.checked)} kinds of trouble "
+        f"was found, but the numbers do not say why the run {state}."
     )
 
 
@@ -216,7 +220,7 @@ def test_without_a_baseline_a_loss_that_stands_still_early_leaves_it_open(
         event = only(diagnosis, "plateau")
         assert event.severity == "note"
         assert 20 < event.step < 60
-        assert "whether the plateau of the loss is that of a model which is stuck is open" in diagnosis.paragraph
+        assert "the model may be stuck on its plateau" in diagnosis.paragraph
 
 
 def test_a_loss_that_falls_on_slowly_is_no_plateau(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_every_detector_says_how_to_record_what_it_reads(tmp_path: Path) -> None
     diagnosis = found(made(tmp_path / "run", {"throughput": [1.0] * 40}))
     assert diagnosis.unchecked.keys() == DETECTORS.keys()
     assert diagnosis.unchecked["ln_growth"] == "not recorded: ln_input (probe ln_input)"
-    assert "nothing was recorded that could be checked" in diagnosis.paragraph
+    assert "nothing was recorded that can be checked" in diagnosis.paragraph
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -178,10 +178,10 @@ def from_then(before: float, after: float, columns: int = 1, layers: int = 3):
 def test_notes_that_came_before_are_said_to_be_left_aside(tmp_path: Path) -> None:
     loss = [6.0 - 0.05 * t for t in range(30)] + [60.0] * 10
     diagnosis = found(made(tmp_path / "run", {"loss": loss}))
-    assert diagnosis.paragraph.partition("First came")[2].startswith(f" {diagnosis.events[0].title}: ")
+    assert diagnosis.paragraph.partition("First sign")[2].startswith(f": {diagnosis.events[0].title}. ")
     note = replace(diagnosis.events[0], step=diagnosis.events[0].step - 5, severity="note")
     aside = replace(diagnosis, events=(note, *diagnosis.events))
-    assert aside.paragraph.partition("First came")[2].startswith(f", notes aside, {diagnosis.events[0].title}: ")
+    assert aside.paragraph.partition("First sign")[2].startswith(f" (without notes): {diagnosis.events[0].title}. ")
 
 
 def test_what_was_warned_of_as_it_ran_is_no_health(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_was_warned_of_as_it_ran_is_no_health(tmp_path: Path) -> None:
     diagnosis = diagnose(Run.open(tmp_path / "run"))
     assert diagnosis.verdict == "open"
     assert replace(diagnosis, open="").verdict == "open"  # of which five rows are not the only reason
-    assert "and its numbers may not be those of the updates." in diagnosis.paragraph
+    assert "and the recorded numbers may not be those of the updates." in diagnosis.paragraph
     assert "Warned as it ran: row 0: the optimizer's step came before this one" in diagnosis.paragraph
     assert len(diagnosis.as_dict()["doubts"]) == 1
 
@@ -211,10 +211,11 @@ def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"attention": attention, "ln_gain": gains}))
     assert [event.phase for event in diagnosis.cause.together] == ["reference", "step"]
     assert (
-        "First came, at one point of step 30, attention entropy collapse and non-finite numbers (both are seen in what "
-        "depends on theta_t alone): attention entropy of layer 1 of encoder (ffn) is 0.017 of its ceiling"
+        "First signs, together at step 30: attention entropy collapse and non-finite numbers (both are seen in what "
+        "depends on theta_t alone). The attention entropy of layer 1 of encoder (ffn) is 0.017 of its largest possible "
+        "value"
     ) in diagnosis.paragraph
-    assert "; ln_gain.rms of layer 1 of encoder (ffn) is inf at step 30" in diagnosis.paragraph
+    assert ". ln_gain.rms of layer 1 of encoder (ffn) is inf at step 30" in diagnosis.paragraph
     assert sentence(diagnosis.cause) == "attention entropy collapse and non-finite numbers at step 30"
     facts = diagnosis.as_dict()
     assert facts["first"] == ["attention_collapse", "non_finite"]
@@ -233,7 +234,7 @@ def test_the_reference_pass_comes_before_the_training_pass_of_its_row(tmp_path: 
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, tables))
     assert [event.kind for event in diagnosis.cause.chain] == ["attention_collapse", "ln_growth"]
     assert diagnosis.cause.rivals == ()
-    assert "First came attention entropy collapse: " in diagnosis.paragraph
+    assert "First sign: attention entropy collapse. " in diagnosis.paragraph
 
 
 @pytest.mark.parametrize("gradient", ["grad_norm", "activation_grad_norm"])
@@ -265,7 +266,7 @@ def test_numbers_that_are_lost_at_one_point_are_all_named(tmp_path: Path) -> Non
     }
     event = only(found(made(tmp_path / "run", {"loss": falling(40)}, tables)), "non_finite")
     assert event.evidence.startswith("output_norm.value of layer 1 of encoder (ffn) is nan at step 30")
-    assert "as early, since it depends on theta_t alone too: ln_gain.rms of layer 1" in event.evidence
+    assert "equally early, from theta_t alone too: ln_gain.rms of layer 1" in event.evidence
     assert "after it, in the training pass of that row: ln_input.value of layer 1" in event.evidence
 
 
@@ -287,7 +288,7 @@ def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_i
     }
     rates = [1e-4 if t < AT else 1e-2 for t in STEPS]
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40), "lr": rates}, tables))
-    assert "First came, at one point of step 30, growth of norm inputs and learning-rate jump" in diagnosis.paragraph
+    assert "First signs, together at step 30: growth of norm inputs and learning-rate jump" in diagnosis.paragraph
     assert "(they are seen in numbers of which none depends on the other)" in diagnosis.paragraph
     assert sentence(diagnosis.cause) == (
         "growth of norm inputs and learning-rate jump at step 30 -> update jump at step 30"
@@ -296,3 +297,26 @@ def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_i
     diagnosis = found(made(tmp_path / "later", {"loss": falling(40), "lr": rates}, later))
     assert [event.kind for event in diagnosis.cause.chain] == ["lr_jump", "update_jump", "ln_growth"]
     assert len(diagnosis.cause.together) == 1
+
+
+def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:
+    """The remedy of the first sign stands in the paragraph and in the JSON; an outcome alone has none of its own."""
+    loss = [*falling(30), *np.linspace(2, 30, 10)]
+    rate = [1e-3] * 29 + [0.1] * 11
+    diagnosis = found(made(tmp_path / "jump", {"loss": loss, "lr": rate}))
+    assert diagnosis.paragraph.startswith(f"{tmp_path / 'jump'} has ")
+    assert "First sign: learning-rate jump. The learning rate rose to 0.1 at step 29, 100 times" in diagnosis.paragraph
+    assert diagnosis.remedies == [DETECTORS["lr_jump"].remedy]
+    assert f"What to do: {DETECTORS['lr_jump'].remedy}" in diagnosis.paragraph
+    assert diagnosis.as_dict()["remedies"] == diagnosis.remedies
+    assert all(event["remedy"] == DETECTORS[event["kind"]].remedy for event in diagnosis.as_dict()["events"])
+    (divergence,) = (event for event in diagnosis.events if event.kind == "divergence")
+    alone = replace(diagnosis, events=(divergence,), cause=explain([divergence]))
+    assert alone.remedies == []
+    assert "What to do" not in alone.paragraph
+
+
+def test_every_remedy_is_an_instruction() -> None:
+    for kind, detector in DETECTORS.items():
+        assert detector.remedy[:1].isupper(), f"{kind}: begin the remedy with a verb: {detector.remedy!r}"
+        assert detector.remedy.endswith("."), f"{kind}: end the remedy with a full stop: {detector.remedy!r}"

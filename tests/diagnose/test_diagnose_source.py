@@ -51,7 +51,7 @@ def test_tokens_that_are_alike_and_read_are_a_note(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, worth=0.44, between=0.2, within=1e-10)
     event = only(diagnosis, "alike_tokens")
     assert (event.step, event.severity) == (STEPS[20], "note")
-    assert "worth 0.44 nats a token" in event.evidence
+    assert "costs 0.44 nats a token" in event.evidence
     assert not {"constant_encoder", "ignored_source"} & {*kinds(diagnosis)}
 
 
@@ -76,5 +76,5 @@ def test_a_dip_at_the_baseline_may_pass(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, worth=0.0, between=1e-6, within=1e-6, loss=5.0)
     event = only(diagnosis, "constant_encoder")
     assert event.severity == "note"
-    assert event.open == "whether the encoder comes back from a constant function"
+    assert event.open == "the encoder may recover from a constant function"
     assert "ignored_source" not in kinds(diagnosis)

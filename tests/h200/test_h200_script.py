@@ -27,9 +27,9 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "code", "sentence"),
     [
         (["--data", "nowhere"], 4, "has no train.de.gz: name a folder with train, val, test_2016_flickr"),
-        (["--data", "half"], 4, "has no val.en.gz"),
-        ([], 2, "name the corpus with --data PATH/multi30k, or give --smoke"),
-        (["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0"),
+        pytest.param(["--data", "half"], 4, "has no val.en.gz", marks=pytest.mark.slow),
+        pytest.param([], 2, "name the corpus with --data PATH/multi30k, or give --smoke", marks=pytest.mark.slow),
+        pytest.param(["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0", marks=pytest.mark.slow),
         (["--smoke", "--part", "nonsense"], 2, "invalid choice"),
         (["--smoke", "--occasion", "4"], 2, "invalid choice"),
     ],

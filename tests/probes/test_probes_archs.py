@@ -47,7 +47,11 @@ def trained(model: nn.Module, sink: ListSink | None) -> list[Tensor]:
     return list(model.parameters())
 
 
-@pytest.mark.parametrize("switches", [{}, {"qk_norm": True, "norm": "rmsnorm"}], ids=["plain", "switched"])
+@pytest.mark.parametrize(
+    "switches",
+    [{}, pytest.param({"qk_norm": True, "norm": "rmsnorm"}, marks=pytest.mark.slow)],
+    ids=["plain", "switched"],
+)
 @pytest.mark.parametrize("arch", sorted(ARCHS))
 def test_a_watched_model_trains_bit_for_bit_and_fills_every_table(arch, switches) -> None:
     sink = ListSink()

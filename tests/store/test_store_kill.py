@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rest_slow import rest_slow
 from store_cases import steps_in
 
 from stabilitylab.store import Run, RunWriter
@@ -64,7 +65,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("chain", range(6))
+@pytest.mark.parametrize("chain", rest_slow(range(6), range(2)))
 def test_killed_five_times_and_resumed(writers: Writers, tmp_path: Path, chain: int) -> None:
     chance, path, part, step = random.Random(chain), tmp_path / "run", 0, 0
     for attempt in range(5):

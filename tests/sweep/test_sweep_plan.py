@@ -141,6 +141,7 @@ def test_two_runs_of_one_name_and_foreign_folders_are_refused(tmp_path: Path) ->
         planned(tmp_path, "a")
 
 
+@pytest.mark.slow
 def test_printed_commands_say_it_all_and_run_in_a_shell(tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     new, old = planned(out, "new", "old", steps=4, threads=2)

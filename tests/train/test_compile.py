@@ -130,6 +130,7 @@ def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_f
     assert weights_equal(compiled, bare)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

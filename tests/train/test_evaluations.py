@@ -62,6 +62,7 @@ def test_the_probes_rows_are_evaluated_as_well(tmp_path: Path) -> None:
     assert run.frame("model_update")["step"].unique().tolist() == [*range(0, 20, 3), 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["encoder-decoder", "decoder", "encoder"])
 def test_training_does_not_notice(stack: str, tmp_path: Path) -> None:
     often, never = (

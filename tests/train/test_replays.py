@@ -97,7 +97,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "dlcl"}, MORE_ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, MORE_ARCHS))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
     direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
@@ -138,6 +138,7 @@ def test_whatever_the_settings(machine: Machine, settings: tuple[str, ...], tmp_
     assert replayed.apply.recorded
 
 
+@pytest.mark.slow
 def test_alpha_and_the_rate_change_inside(machine: Machine, tmp_path: Path) -> None:
     """Against a replay in which they are frozen: then the run is another one."""
     direct = machine.fit(tmp_path / "direct")
@@ -156,6 +157,7 @@ def test_alpha_and_the_rate_change_inside(machine: Machine, tmp_path: Path) -> N
     assert moved.loc[9] > 5 * moved.loc[0]  # the warm-up's rates, in what the optimizer did
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_from_a_replayed_one(machine: Machine, tmp_path: Path) -> None:
     settings = ("model.dropout=0.1", "train.checkpoint_every=10")
     whole = machine.fit(tmp_path / "whole", *settings, recorder=machine.recorder())
@@ -193,6 +195,7 @@ def test_no_synchronisation_between_probed_updates(tmp_path: Path) -> None:
     assert len(Run.open(trainer.run.path).metrics) == 41
 
 
+@pytest.mark.slow
 def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

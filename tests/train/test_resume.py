@@ -148,11 +148,11 @@ def saved_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("minutes", "every", "seconds", "rows"),
     [
         (10.0, 0, 0.0, [9]),  # a run of less than ten minutes writes its last one alone
-        (10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (10.0, 0, 250.0, [3, 6, 9]),
         (10.0, 4, 250.0, [3, 4, 7, 8, 9]),  # one by updates starts the minutes anew
-        (0.0, 0, 1e9, [9]),
-        (0.0, 4, 1e9, [4, 8, 9]),
+        pytest.param(10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9], marks=pytest.mark.slow),
+        pytest.param(10.0, 0, 250.0, [3, 6, 9], marks=pytest.mark.slow),
+        pytest.param(0.0, 0, 1e9, [9], marks=pytest.mark.slow),
+        pytest.param(0.0, 4, 1e9, [4, 8, 9], marks=pytest.mark.slow),
     ],
 )
 def test_checkpoints_by_wall_time_change_nothing(
@@ -213,7 +213,7 @@ class Dies(Exception):
     pass
 
 
-@pytest.mark.parametrize("when", ["checkpoint", "row"])
+@pytest.mark.parametrize("when", rest_slow(["checkpoint", "row"], ["row"]))
 def test_a_run_killed_after_its_last_update_is_ended_by_a_resume(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

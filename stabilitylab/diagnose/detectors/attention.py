@@ -26,7 +26,7 @@ MAX_LOGIT = 100.0  # attention logit
         "`attention.entropy`, `.ceiling`: < `ENTROPY_SHARE` of the ceiling and < `ENTROPY_FALL` of its start; large "
         "attention logits: `attention.max_logit` > `MAX_LOGIT`"
     ),
-    remedy="QK-norm, a lower rate; QK-clip for large logits",
+    remedy="Use QK-norm, or lower `lr`; against large logits, clip q and k (QK-clip).",
 )
 def attention_collapse(evidence: Evidence) -> Iterator[Event]:
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
@@ -41,8 +41,8 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 "attention entropy collapse",
                 int(entropy.steps[row]),
                 entropy.phase,
-                f"attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its ceiling at "
-                f"step {entropy.steps[row]}, {share[0, place]:.2g} at the start",
+                f"the attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its largest "
+                f"possible value at step {entropy.steps[row]}; at the start it was {share[0, place]:.2g}",
                 after=entropy.before(row),
                 until=until(low[:, place], row, entropy.steps),
                 place=entropy.rows[place],
@@ -62,8 +62,8 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 "large attention logits",
                 int(logit.steps[row]),
                 logit.phase,
-                f"largest attention logit {logit.values[row, place]:.3g} at step {logit.steps[row]} "
-                f"({describe(logit.rows[place])}), bound {MAX_LOGIT:g}",
+                f"the largest attention logit of {describe(logit.rows[place])} is {logit.values[row, place]:.3g} at "
+                f"step {logit.steps[row]}; the limit is {MAX_LOGIT:g}",
                 after=logit.before(row),
                 until=until(large[:, place], row, logit.steps),
                 place=logit.rows[place],

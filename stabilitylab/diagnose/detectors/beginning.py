@@ -84,7 +84,7 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
         "standard deviations; a failure where the loss does not come back to where it began, a warning where "
         "it does"
     ),
-    remedy="lower the rate, or a warm-up; a smaller initialisation",
+    remedy="Lower `lr`, add warm-up steps, or use a smaller initialisation.",
 )
 def early_explosion(evidence: Evidence) -> Iterator[Event]:
     """A failure where the loss does not come back to where it began; a warning where it does, where the run learns by
@@ -104,9 +104,9 @@ def early_explosion(evidence: Evidence) -> Iterator[Event]:
     ends = f"{last:.3g} at step {steps[-1]}"
     over = np.flatnonzero(level(values, BACK_ROWS)[found.peak :] <= found.before) if back else []
     text = (
-        f"{grid.column} rises from {before} to {peak} at step {steps[found.peak]}, "
-        f"{(values[found.peak] - found.before) / abs(float(values[0])):.0%} of the loss at the start; "
-        + (f"it comes back to {ends}" if back else f"it does not come back, and is {ends}")
+        f"{grid.column} rises from {before} to {peak} at step {steps[found.peak]}, by "
+        f"{(values[found.peak] - found.before) / abs(float(values[0])):.0%} of the first loss; "
+        + (f"it comes back to {ends}" if back else f"it does not come back: {ends}")
     )
     yield Event(
         "early_explosion",
@@ -120,5 +120,5 @@ def early_explosion(evidence: Evidence) -> Iterator[Event]:
         probe=grid.column,
         strength=float(values[found.peak] - found.before) / found.bound,
         numbers={"before": found.before, "peak": float(values[found.peak]), "last": last},
-        open="" if back or not young else "whether the loss comes back to where it began",
+        open="" if back or not young else "the loss may come back to its starting level",
     )

@@ -29,7 +29,7 @@ EDGE_ROWS = 8  # converged measurements of it
     rule=(
         "`preconditioned_sharpness.to_edge`: median of the last half of its rows > `BEYOND`, of at least `EDGE_ROWS`"
     ),
-    remedy="lower the rate; a longer warm-up where it is so at the start alone",
+    remedy="Lower `lr`; if the rate lies beyond the edge at the start alone, add warm-up steps.",
 )
 def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
     """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all.
@@ -49,8 +49,8 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
         "learning rate beyond the edge of stability",
         int(grid.steps[row]),
         grid.phase,
-        f"preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate (median of the "
-        f"last half of {len(values)} measurements), above {BEYOND:g} times it since step {grid.steps[row]}",
+        f"the preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate (median of "
+        f"the last half of {len(values)} measurements; the limit is {BEYOND:g}), from step {grid.steps[row]} on",
         after=grid.before(row),
         probe=grid.name,
         strength=middle / BEYOND,

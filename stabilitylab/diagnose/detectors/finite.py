@@ -66,7 +66,9 @@ def first_lost(grid: Grid) -> Loss | None:
     rule=(
         "every metric, the main column of every table, `incident.json`: the first NaN or inf by what numbers depend on"
     ),
-    remedy="see the place; the numbers before it; a kernel of attention, where it is named",
+    remedy=(
+        "Look at the named place and at the numbers before it; if an attention kernel is named, switch the kernel off."
+    ),
 )
 def non_finite(evidence: Evidence) -> Iterator[Event]:
     if evidence.incident is not None and evidence.incident.get("name"):
@@ -116,11 +118,11 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     before = [loss for loss in row if rank(loss.grid.phase) <= rank(first.grid.phase)]
     if row[0].step == first.step:
         if before:
-            return before[0], [f"in the same step: {_sentence(before[0])}"]
-        return first, [f"what depends on it breaks after it, in the same step: {_sentence(row[0])}"]
+            return before[0], [f"in the same step {_sentence(before[0])}"]
+        return first, [f"numbers that depend on it broke after it in the same step: {_sentence(row[0])}"]
     # one update breaks every gradient and every weight, and a table may have a single place
     if telling := next((loss for loss in before if not loss.bad.all()), None):
-        return telling, [f"the next recorded row with tables says where: {_sentence(telling)}"]
+        return telling, [f"the next recorded row with tables names the place: {_sentence(telling)}"]
     how = "every place" if all(loss.bad.all() for loss in row) else "a place"
     broken = listed([loss.grid.table for loss in row])
     return first, [f"by the next recorded row with tables, {row[0].step}, {how} of {broken} is broken"]
@@ -135,7 +137,7 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
     place, text = first, []
     if rivals := [loss for loss in tables if loss.moment == first.moment]:
-        why = f"as early, since it depends on {depends_on(first.grid.phase)} too"
+        why = f"equally early, from {depends_on(first.grid.phase)} too"
         text.append(f"{why}: {listed([_sentence(loss) for loss in rivals])}")
     if first.grid.phase in ("step", "reference"):
         for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:

@@ -48,7 +48,7 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
     mild=True,
     rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
-    remedy="an architecture or initialisation for this depth (DeepNorm, BranchNorm, Admin, Pre-LN)",
+    remedy="Use an architecture or an initialisation for this depth (DeepNorm, BranchNorm, Admin, Pre-LN).",
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
     """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
@@ -75,7 +75,7 @@ def _weighed(event: Event, updates: Grid | None) -> Event:
     least = float(share[np.isfinite(share)].min(initial=np.inf))
     if least == np.inf:  # nothing was updated at all
         return event
-    text = f"{event.evidence}; its update is never below {least:.2g} of the stack's median"
+    text = f"{event.evidence}; its smallest update was {least:.2g} of the median layer's"
     return replace(event, evidence=text, numbers={**event.numbers, "least_update_over_median": least})
 
 
@@ -117,13 +117,14 @@ def _vanished(
     top = int(np.nanargmax(values[row]))
     slope, fit = decay(values[row], layers)
     down = layers[weakest] < layers[top]
+    number = int(kept.sum())
     size = f"{share[row, weakest]:.2g}" if values[row, weakest] else "0 (or below 1.2e-38)" if flushed else "0"
     text = (
-        f"gradient of {describe(grid.rows[weakest])} at step {grid.steps[row]} is {size} of that of "
-        f"{describe(grid.rows[top])}; {int(kept.sum())} of {len(layers)} places below {VANISHED:g}"
+        f"the gradient of {describe(grid.rows[weakest])} is {size} of the gradient of {describe(grid.rows[top])} at "
+        f"step {grid.steps[row]}; {number} of {len(layers)} places {'is' if number == 1 else 'are'} below {VANISHED:g}"
     )
     if fit > DECAY_FIT:
-        text += f", geometric: a factor {float(np.exp(slope)):.2g} a layer upwards (R^2 {fit:.2f})"
+        text += f"; from layer to layer upwards it changes {float(np.exp(slope)):.2g}-fold (R^2 {fit:.2f})"
     ratio = float(share[row, weakest])
     return Event(
         "vanishing_gradient" if down else "exploding_gradient",
@@ -155,8 +156,8 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
         "geometric decay of the gradient",
         int(grid.steps[0]),
         grid.phase,
-        f"gradient of {describe(grid.rows[place])} is {ratio:.2g} of that of the top layer at step {grid.steps[0]}, "
-        f"{-slope:.2f} nats a layer on the way down (R^2 {fit:.2f}); not yet below {VANISHED:g}",
+        f"the gradient of {describe(grid.rows[place])} is {ratio:.2g} of the top layer's at step {grid.steps[0]}: it "
+        f"changes by {-slope:.2f} nats a layer downwards (R^2 {fit:.2f}), and is not yet below {VANISHED:g}",
         severity="note",
         place=grid.rows[place],
         probe=grid.name,
@@ -174,7 +175,7 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
         "`grad_norm_total`, `grad_norm` by layer: > `EXPLODED` x the largest of the rows before, at least "
         "`EXPLODED_SHARE` of the model's largest; or growth downwards, as for vanishing"
     ),
-    remedy="clip; see which layer it names",
+    remedy="Clip the gradients, and look at the layer that is named.",
 )
 def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
     """The total gradient norm, or a layer's, against its own past."""
@@ -201,7 +202,8 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         "exploding gradient",
         int(grid.steps[row]),
         grid.phase,
-        f"gradient norm {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the median of {rows}",
+        f"the gradient norm is {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the median of "
+        f"{rows}",
         after=grid.before(row),
         place=grid.rows[place] if where else None,
         places=places,
@@ -215,11 +217,11 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     "dead_layer",
     "layer without gradient or update",
     reads={"grad_norm": "probe grad_norm", "update_ratio": "optimizer=optimizer, or probe update_ratio"},
-    rule="`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update",
-    remedy=(
-        "is it frozen, unused, or not in the optimizer? Where nothing was to be trained from the start "
-        "(`places_untrained` in `run.json`, of `watch`; older runs do not tell), it is a note"
+    rule=(
+        "`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update; a note where nothing was to be "
+        "trained from the start (`places_untrained` in `run.json`)"
     ),
+    remedy="Check that the layer is not frozen, that the forward pass uses it, and that the optimizer has it.",
 )
 def dead_layer(evidence: Evidence) -> Iterator[Event]:
     """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""

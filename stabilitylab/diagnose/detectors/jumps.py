@@ -34,7 +34,7 @@ WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
         "metric `lr` or `learning_rate`: > `LR_JUMP` x its maximum so far; a note where it was taken back and "
         "the loss still came to a new minimum"
     ),
-    remedy="look at the schedule, and at what a resume restored",
+    remedy="Check the schedule, and what a resume restored.",
 )
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.metric("lr", "learning_rate")
@@ -53,7 +53,7 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         "learning-rate jump",
         int(grid.steps[row]),
         grid.phase,
-        f"learning rate {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
+        f"the learning rate rose to {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
         severity="note" if healed else "warning",
         after=grid.before(row),
         probe=grid.column,
@@ -74,7 +74,7 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         "`update_ratio.rms` per sub-layer; `model_update.one_update`: > `UPDATE_JUMP` x the largest of the "
         "rows before, at least `UPDATE_SHARE` of the model's largest"
     ),
-    remedy="lower the rate, lengthen the warm-up, clip; a larger Adam eps where second moments were tiny",
+    remedy="Lower `lr`, add warm-up steps or clip the gradients; raise Adam's `eps` if second moments were tiny.",
 )
 def update_jump(evidence: Evidence) -> Iterator[Event]:
     """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
@@ -83,11 +83,11 @@ def update_jump(evidence: Evidence) -> Iterator[Event]:
         values = np.where(grid.absent, np.nan, grid.values)
         felt = values >= UPDATE_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
         ratio = np.where(felt, times(values, past_largest(values)), np.nan)
-        yield from _update(grid, ratio, "update rms")
+        yield from _update(grid, ratio, "the rms of the update")
     grid = evidence.grid("model_update", "one_update")
     if grid is not None:
         # row t compares theta_t with theta_{t-1}: what the updates before it did
-        yield from _update(grid, times(grid.values, past_largest(grid.values)), "||dF|| since the step before")
+        yield from _update(grid, times(grid.values, past_largest(grid.values)), "||dF|| of one update")
 
 
 def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
@@ -102,7 +102,7 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
         "update jump",
         step,
         grid.phase,
-        f"{what} {size:.3g} at step {step} ({describe(grid.rows[place])}), {size / median:.3g} times the median of "
+        f"{what} of {describe(grid.rows[place])} is {size:.3g} at step {step}, {size / median:.3g} times the median of "
         f"{rows}",
         after=grid.before(row),
         place=grid.rows[place],
@@ -121,7 +121,7 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     explains=("update_jump", "ln_growth"),
     least_rows=LEAST_PAST + 1,
     rule=("rms of the weights, `update_ratio.rms / value`: x or / more than `WEIGHT_JUMP` between neighbouring rows"),
-    remedy="something wrote into them: a checkpoint, an initialisation, surgery",
+    remedy="Find what wrote into the weights: a checkpoint, an initialisation, surgery.",
 )
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
     """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
@@ -148,15 +148,15 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     places = np.flatnonzero(far[row])
     place = int(places[np.argmax(factor[row, places])])
     now, then = float(size[row, place]), float(size[row - 1, place])
-    how = f"{now / then:.3g} times" if now else "exactly 0, from"
+    how = f"{now / then:.3g} times" if now else "exactly 0, after"
     yield Event(
         "weight_jump",
         "weights changed other than by an update",
         int(ratio.steps[row]),
         "between",
-        f"the weights of {describe(ratio.rows[place])} are {how} those of step {ratio.steps[row - 1]} at step "
-        f"{ratio.steps[row]} (rms {then:.3g} to {now:.3g}), where the update at step {ratio.steps[row - 1]} had rms "
-        f"{rms.values[row - 1, place]:.3g}",
+        f"the weights of {describe(ratio.rows[place])} at step {ratio.steps[row]} are {how} those of step "
+        f"{ratio.steps[row - 1]} (rms {then:.3g} to {now:.3g}); the update at step {ratio.steps[row - 1]} had an "
+        f"rms of {rms.values[row - 1, place]:.3g} only",
         after=ratio.before(row),
         place=ratio.rows[place],
         places=len(places),

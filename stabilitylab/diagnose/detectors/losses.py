@@ -47,7 +47,7 @@ _MOST_SPIKES = 20  # one event each; more are a noisy loss
     reads={"loss": RECORD},
     least_rows=LEAST_ROWS,
     rule="`nll`, else `loss`: > `SPIKE_SD` robust standard deviations over the level, and over both floors",
-    remedy="the update before it; the batch of that step",
+    remedy="Look at the update before the spike, and at the batch of its step.",
 )
 def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
@@ -71,14 +71,14 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         over = np.flatnonzero(values[at:] <= usual + bound / 2)
         end = at + int(over[0]) if len(over) else None
         peak = float(values[at:end].max())
-        score = f"{(values[at] - usual) / sd:.3g} robust sd" if sd else "no noise before"
+        score = f"{(values[at] - usual) / sd:.3g} robust standard deviations" if sd else "no noise before"
         yield Event(
             "loss_spike",
             "loss spike",
             int(steps[at]),
             grid.phase,
-            f"{grid.column} {values[at]:.3g} at step {steps[at]} over a level of {usual:.3g} ({score}), "
-            + ("not undone" if end is None else f"undone by step {steps[end]}, highest {peak:.3g}"),
+            f"{grid.column} rose from its level of {usual:.3g} to {values[at]:.3g} at step {steps[at]} ({score}); "
+            + ("it did not come back" if end is None else f"it was back by step {steps[end]}, highest {peak:.3g}"),
             after=int(steps[at - 1]),
             until=None if end is None else int(steps[end]),
             probe=grid.column,
@@ -100,7 +100,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
         "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
     ),
-    remedy="what came first in the chain",
+    remedy="Look at the first event of the chain.",
 )
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
@@ -125,10 +125,9 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     high = smooth > first + DIVERGED_SHARE * abs(first)
     if high[-rows:].all():
         at = last_stretch(high)
-        ends = f"{values[0]:.3g} at step {steps[0]} and {values[-1]:.3g} at step {steps[-1]}"
         text = (
-            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above where it began, "
-            f"{first:.3g}, since step {steps[at]}"
+            f"from step {steps[at]} on {grid.column} stays above its starting level of {first:.3g}; at the end it is "
+            f"{smooth[-1]:.3g} (median of 5 rows)"
         )
         if (updates := _recorded(steps)) < TOO_EARLY and smooth[-1] - first <= EXPLODED_LOSS * abs(first):
             yield _too_young(grid, "divergence", updates, text)
@@ -157,7 +156,7 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
         "note, which leaves it open, where it stands still near its start, and below 50 updates: "
         "`PLATEAU_GAIN`, `PLATEAU_RELAPSE`"
     ),
-    remedy="what came first in the chain",
+    remedy="Look at the first event of the chain.",
 )
 def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
@@ -184,7 +183,7 @@ def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
         "plateau",
         verdict.step,
         held_out.phase,
-        f"the held-out loss is stuck since step {verdict.step}: {verdict.reason}; {before}",
+        f"the validation loss is stuck since step {verdict.step}: {verdict.reason}; {before}",
         "failure",
         after=int(earlier[-1]) if len(earlier) else None,
         probe="held_out_nll",
@@ -212,8 +211,8 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
     elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
         at = last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
         text = (
-            f"{grid.column} stays near {last:.3g} since step {steps[at]}, {back / gain:.0%} of the way back from its "
-            f"lowest level, {lowest:.3g} at step {steps[int(smooth.argmin())]}"
+            f"{grid.column} fell to {lowest:.3g} at step {steps[int(smooth.argmin())]} and went {back / gain:.0%} of "
+            f"the way back: it stays near {last:.3g} from step {steps[at]} on"
         )
     else:
         yield from _may_be_stuck(grid, smooth, steps, noise(values), evidence.classes)
@@ -244,10 +243,10 @@ def _too_young(grid: Grid, kind: str, updates: int, text: str) -> Event:
         kind,
         int(grid.steps[0]),
         grid.phase,
-        f"{text}; too early to tell after {updates} updates, since a {kind} is judged from {TOO_EARLY} on",
+        f"{text}; too early to tell after {updates} updates: a {kind} is judged from {TOO_EARLY} updates on",
         "note",
         probe=grid.column,
-        open="whether the loss falls",
+        open="the loss may still fall",
     )
 
 
@@ -266,8 +265,8 @@ def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, 
             "plateau",
             int(steps[at]),
             grid.phase,
-            f"{grid.column} stands still near {last:.3g} since step {steps[at]}, at the loss of a uniform guess over "
-            f"{classes} classes, {guess:.3g}",
+            f"{grid.column} does not move from {last:.3g} since step {steps[at]}: the loss of a uniform guess over "
+            f"{classes} classes is {guess:.3g}",
             "failure",
             after=int(steps[at - 1]) if at else None,
             probe=grid.column,
@@ -281,13 +280,13 @@ def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, 
         "plateau",
         int(steps[at]),
         grid.phase,
-        f"{grid.column} stands still near {last:.3g} since step {steps[at]}, {(first - last) / first:.0%} below its "
-        "first level: a baseline would tell whether it is stuck, such as the entropy of the labels' frequencies",
+        f"{grid.column} does not move from {last:.3g} since step {steps[at]}, {(first - last) / first:.0%} below its "
+        "first level; compare it with a baseline, such as the entropy of the labels' frequencies",
         "note",
         after=int(steps[at - 1]) if at else None,
         probe=grid.column,
         numbers={"first": first, "last": last},
-        open="whether the plateau of the loss is that of a model which is stuck",
+        open="the model may be stuck on its plateau",
     )
 
 

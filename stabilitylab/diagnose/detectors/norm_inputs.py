@@ -30,7 +30,7 @@ LN_GROWTH = 10.0  # norm input over the run's start
         "`ln_input.value`: sudden: > `LN_JUMP` x the rows before; slow: > `LN_GROWTH` x the run's own start, "
         "a note where the loss still came to a new minimum"
     ),
-    remedy="the layer named is where it enters: its branch is too large",
+    remedy="Look at the named layer: its branch is too large. Initialise it smaller, or lower `lr`.",
 )
 def ln_growth(evidence: Evidence) -> Iterator[Event]:
     """Compare norm inputs with their own past (sudden growth) and with the start of the run (slow growth)."""
@@ -44,7 +44,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
         (found, ratio, threshold, text)
         for ratio, threshold, text in (
             (sudden, LN_JUMP, "times the largest of the rows before"),
-            (slow, LN_GROWTH, f"times that at step {grid.steps[0]}"),
+            (slow, LN_GROWTH, f"times its size at step {grid.steps[0]}"),
         )
         if (found := first_above(ratio, threshold, grid.steps)) is not None
     ]
@@ -60,7 +60,8 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
         "growth of norm inputs",
         int(grid.steps[row]),
         grid.phase,
-        f"norm input {size:.3g} at step {grid.steps[row]} ({describe(grid.rows[place])}), {factor:.3g} {text}",
+        f"the input of the norm at {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, {factor:.3g} "
+        f"{text}",
         severity="note" if harmless else "warning",
         after=grid.before(row),
         place=grid.rows[place],

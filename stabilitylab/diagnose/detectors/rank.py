@@ -41,8 +41,8 @@ NEEDS = "probe grad_norm, where queries and keys can be told apart from the rest
         "than half of the layers"
     ),
     remedy=(
-        "its keys are all alike (or a softmax is saturated: `attention` tells which): a lower rate, a longer "
-        "warm-up, Pre-LN; probe `rank` shows the layer"
+        "Lower `lr`, add warm-up steps, or use Pre-LN; the probe `rank` shows the layer, and the probe `attention` "
+        "tells identical keys from a saturated softmax."
     ),
 )
 def rank_collapse(evidence: Evidence) -> Iterator[Event]:
@@ -73,20 +73,21 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
     half, old = 2 * ends >= len(keys.rows), lasted >= MAY_PASS
     worth = evidence.metric("source_worth")
     source = math.nan if worth is None else float(worth.values[-1, 0])
-    after = f"; at the end so are {ends} of {len(keys.rows)}" if ends else "; it passed"
+    are = "is" if ends == 1 else "are"
+    after = f"; at the end {ends} of {len(keys.rows)} layers {are} affected" if ends else "; it recovered"
     if ends and not old:
-        after += ", which may pass"
+        after += ", and may recover"
     if ends and source < NOTHING:
-        after += "; with another sentence's source the held-out loss is the same"
+        after += "; the decoder ignores its input (a wrong source does not change the validation loss)"
     elif ends and source >= SOMETHING:
-        after += f"; still its own source is worth {source:.2g} nats a token"
+        after += f"; the decoder still reads its source (a wrong one costs {source:.2g} nats a token)"
     yield Event(
         "rank_collapse",
         TITLE,
         step,
         keys.phase,
-        f"queries and keys of {describe(keys.rows[place])} have {size} of the gradient of its values and output at "
-        f"step {step}: attention has nothing to choose between{_why(evidence, keys, place, step)}{after}",
+        f"{_why(evidence, keys, place, step)}: the gradient of the queries and keys of {describe(keys.rows[place])} is "
+        f"{size} of the gradient of its values and output at step {step}{after}",
         severity="warning" if half and old else "note",
         after=keys.before(row),
         until=None if ends else until(np.any(low, axis=1, keepdims=True)[:, 0], row, keys.steps),
@@ -95,18 +96,18 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
         probe="grad_norm.qk",
         strength=NOTHING_TO_CHOOSE / max(float(share[row, place]), 1e-12),
         numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends},
-        open=f"whether the rank collapse of the {stack} passes" if half and not old and not source >= SOMETHING else "",
+        open=f"the rank collapse of the {stack} may pass" if half and not old and not source >= SOMETHING else "",
     )
 
 
 def _why(evidence: Evidence, keys: Grid, place: int, step: int) -> str:
-    """Read from the nearest row of the probe ``attention``, if recorded, if attention is uniform or saturated."""
+    """Say if attention is uniform or saturated, by the nearest row of the probe ``attention`` if it was recorded."""
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
     if entropy is not None and ceiling is not None and keys.rows[place] in entropy.rows:
         at = int(np.abs(entropy.steps - step).argmin())
         share = times(entropy.values, ceiling.values)[at, entropy.rows.index(keys.rows[place])]
         if share > ALIKE:
-            return f" (it is uniform: {share:.2g} of the entropy's ceiling), as where tokens have become alike"
+            return f"attention is uniform ({share:.2g} of the largest possible entropy), as if the keys were identical"
         if share < SPENT:
-            return f" (its softmax is saturated: {share:.2g} of the entropy's ceiling)"
-    return ", as where tokens have become alike"
+            return f"attention is saturated ({share:.2g} of the largest possible entropy)"
+    return "attention does not choose, as if the keys were identical"

@@ -29,7 +29,7 @@ RISE_SD = 1.5  # robust standard deviations of a row
         "`nll`, else `loss`: level at the end over the lowest level, where none of the others says so: > "
         "`RISE_SD` robust standard deviations of a row, and over the floor of spikes at the start"
     ),
-    remedy="what came first in the chain; a lower rate",
+    remedy="Look at the first event of the chain, and lower `lr`.",
 )
 def loss_rise(evidence: Evidence) -> Iterator[Event]:
     """Yield a rise of the loss unless a divergence, a plateau or a spike that did not recover says the same."""
@@ -46,13 +46,13 @@ def loss_rise(evidence: Evidence) -> Iterator[Event]:
     if not over > bound or _said(evidence):
         return
     at = last_stretch(levels > lowest + bound)
-    score = f" ({over / sd:.3g} robust sd of a row)" if sd else ""
+    score = f" ({over / sd:.3g} robust standard deviations of a row)" if sd else ""
     yield Event(
         "loss_rise",
         "rise of the loss",
         int(steps[at]),
         grid.phase,
-        f"{grid.column} ends at {levels[-1]:.3g}, the median of {RISE_ROWS} rows, {over:.3g} above its lowest level, "
+        f"{grid.column} ends at {levels[-1]:.3g} (median of {RISE_ROWS} rows), {over:.3g} above its lowest level of "
         f"{lowest:.3g} at step {steps[int(levels.argmin())]}{score}",
         after=int(steps[at - 1]) if at else None,
         probe=grid.column,

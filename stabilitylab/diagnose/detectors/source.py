@@ -35,7 +35,7 @@ CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
         "< `ALIKE_OUTPUTS`, and the source is worth less than 0.1 nats a token; a note, which leaves the run "
         "open, for `MAY_PASS` updates or at the unigram baseline"
     ),
-    remedy="the encoder gives every sentence the same output: lower the rate, or shorten the ramp",
+    remedy="Lower `lr`, or shorten the ramp (`model.T`).",
 )
 def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     """Outputs alike at tokens of one sentence and of different sentences, to the end of the run; a note as long as they
@@ -50,13 +50,13 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
         CONSTANT,
         int(between.steps[since]),
         between.phase,
-        f"The encoder's output is the same for every sentence (1 - cosine {_last(between):.1g} between sentences, "
+        f"the encoder's output is the same for every sentence (1 - cosine {_last(between):.1g} between sentences, "
         f"{_last(within):.1g} within), so the decoder is a language model",
         severity="warning" if late else "note",
         after=between.before(since),
         probe="encoder_distance_between",
         numbers=_finite(between=_last(between), within=_last(within), source_worth=worth),
-        open="" if late else "whether the encoder comes back from a constant function",
+        open="" if late else "the encoder may recover from a constant function",
     )
 
 
@@ -69,7 +69,7 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
         "`source_worth`: a loss below the unigram baseline that changes by less than 0.1 nats a token with "
         "another sentence's source, of an encoder that is not constant; a note for `MAY_PASS` updates"
     ),
-    remedy="the decoder is a language model: lower the rate, train on",
+    remedy="Lower `lr`, or train on: so far the decoder is a language model.",
 )
 def ignored_source(evidence: Evidence) -> Iterator[Event]:
     """A loss below the unigram baseline that another sentence's source does not change, of an encoder that is not
@@ -86,13 +86,13 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
         IGNORED,
         int(worth.steps[since]),
         worth.phase,
-        f"The decoder ignores its input: with another sentence's source the held-out loss changes by "
-        f"{_last(worth):.2g} nats a token (a model that reads its source: {READS_NATS:g} or more)",
+        f"the decoder ignores its input: a wrong source changes the validation loss by {_last(worth):.2g} nats a token "
+        f"(a decoder that reads its source: {READS_NATS:g} or more)",
         severity="warning" if late else "note",
         after=worth.before(since),
         probe="source_worth",
         numbers=_finite(source_worth=_last(worth)),
-        open="" if late else "whether the decoder begins to read its source",
+        open="" if late else "the decoder may begin to read its source",
     )
 
 
@@ -104,7 +104,7 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
         "`encoder_distance_within` and `source_worth`: 1 - cosine within sentences < `ALIKE_OUTPUTS`, and the "
         "source is worth 0.1 nats a token or more; a note"
     ),
-    remedy="nothing: sentences are told apart",
+    remedy="Do nothing: the encoder still tells sentences apart.",
 )
 def alike_tokens(evidence: Evidence) -> Iterator[Event]:
     """Outputs alike at the tokens of a sentence, and not at those of different sentences; the source is read."""
@@ -116,8 +116,8 @@ def alike_tokens(evidence: Evidence) -> Iterator[Event]:
         TOKENS,
         int(within.steps[since]),
         within.phase,
-        f"The encoder's output is the same at all tokens of a sentence (1 - cosine {_last(within):.1g}); the decoder "
-        f"still reads its source, which is worth {worth:.2g} nats a token",
+        f"the encoder's output is the same at all tokens of a sentence (1 - cosine {_last(within):.1g}); the decoder "
+        f"still reads its source (a wrong one costs {worth:.2g} nats a token)",
         severity="note",
         after=within.before(since),
         probe="encoder_distance_within",

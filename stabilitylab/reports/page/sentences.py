@@ -89,7 +89,7 @@ def fold(times: float) -> str:
 def _nothing(record: Record, found: Diagnosis) -> str:
     """Say that no kind of trouble was found, and how many were checked.
 
-    The notes follow, each kind with its first update, and then the open questions.
+    The notes follow, each kind with its first update, and then what may still come of them.
     """
     if not found.checked:
         return ""
@@ -97,7 +97,7 @@ def _nothing(record: Record, found: Diagnosis) -> str:
     for event in found.events:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
     noted = f" (noted: {listed([f'{title} at update {step}' for title, step in notes.items()])})" if notes else ""
-    untold = f"; open is {listed(found.pending)}" if found.pending else ""
+    untold = f"; {listed(found.pending)}" if found.pending else ""
     if found.open and record.judged is None:  # else its state says so
-        untold += f"; whether it trains is open: {found.open}"
+        untold += f"; it is not known whether the run trains: {found.open}"
     return f"none of {len(found.checked)} kinds of trouble was found{noted}{untold}"
