@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import sites, watch
     from .bisect.find import bisect
     from .check import preflight, verify_neutral
+    from .explain import Recorder
     from .lr_find.find import lr_find
     from .models import build_model
     from .probes import Probe, probe
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Probe": "probes",
+    "Recorder": "explain",
     "Run": "store",
     "bisect": "",  # the package itself, which can be called
     "build_model": "models",
+    "explain": "",  # the package itself, which can be called
     "load_runs": "store",
     "lr_find": "",  # the package itself, which can be called
     "preflight": "check",
@@ -36,10 +39,12 @@ _HOME = {
 
 __all__ = [
     "Probe",
+    "Recorder",
     "Run",
     "__version__",
     "bisect",
     "build_model",
+    "explain",
     "load_runs",
     "lr_find",
     "preflight",

@@ -23,6 +23,7 @@ from .probes import (
     Mask,
     Names,
     Optimizers,
+    Record,
     Sites,
     Watcher,
     WatchOptions,
@@ -62,6 +63,7 @@ class WatchKeywords(TypedDict, total=False):
     alarm: bool | str | Alarm
     on_alarm: Callable[[Alert], object] | None
     restore: bool
+    record: Record
     strict: bool
 
 
@@ -200,6 +202,7 @@ def watch(
     alarm: bool | str | Alarm = False,
     on_alarm: Callable[[Alert], object] | None = None,
     restore: bool = False,
+    record: Record = None,
     strict: bool = False,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
@@ -276,6 +279,7 @@ def watch(
             curvature_loss=curvature_loss,
             curvature_batch=curvature_batch,
             restore=restore,
+            record=record,
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )

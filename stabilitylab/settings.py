@@ -297,6 +297,9 @@ class ProbesConfig(Section):
     curvature_batch: Annotated[Literal["held-out", "training", "update"], Later("held-out")] = "held-out"
     # their rows; auto: every 200 updates, and from update 20,000 on 1 % apart; log: 20 % apart
     curvature_every: Annotated[int | Literal["auto", "log"], Later("auto")] = "auto"
+    # keep snapshots and batches, so that `explain` can replay the run; updates between snapshots
+    record: Annotated[bool, NEUTRAL, Later(False)] = False
+    record_every: Annotated[int, NEUTRAL, Later(100)] = Field(default=100, ge=1, le=MOST)
 
     @model_validator(mode="after")
     def _positive(self) -> ProbesConfig:

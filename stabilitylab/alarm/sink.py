@@ -26,7 +26,8 @@ class AlarmSink:
         self, sink: Any, alarm: Alarm, record: Callable[..., object], tell: Callable[[Alert], object] | None = None
     ) -> None:
         self.alarm = alarm
-        self.incident = sink.incident
+        self.incident, self.ledger = sink.incident, sink.ledger
+        self.path, self.run_id, self.record = sink.path, sink.run_id, record
         self._sink, self._record, self._tell = sink, record, tell
         self._told: list[dict[str, Any]] = []
         self._working = True

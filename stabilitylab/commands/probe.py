@@ -104,6 +104,9 @@ def probe(
             show_default="auto: every 200, from 20,000 on 1 % apart",
         ),
     ] = None,
+    record: Annotated[
+        bool, _probes("--record", help="Keep snapshots and batches, so that 'explain' can replay the run.")
+    ] = False,
     out: Annotated[Path, _run(help="Folder of run directories.")] = RUNS,
     name: Annotated[str | None, _run(help="Name of the run directory.", show_default="arch-depth-seed")] = None,
     resume: Annotated[
@@ -155,6 +158,7 @@ def probe(
             "update_every": _every(every),
             "curvature_every": _every(curvature_every),
             "names": _names(probes),
+            "record": record or None,
         },
     }
     flags = _given(flags)

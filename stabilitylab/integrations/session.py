@@ -65,6 +65,7 @@ class Session:
         except BaseException:
             self._unfollow()
             raise
+        self._unrecord = self._follow_batches(model) if hasattr(options.get("record"), "loss_fn") else lambda: None
         if resume is None and step:
             self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
 
@@ -72,6 +73,16 @@ class Session:
         """Add the contribution of one micro-batch to the loss of the row."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
+
+    def _follow_batches(self, model: nn.Module) -> Callable[[], None]:
+        """Give the recorder the arguments of each training forward as its batch, since the loop is the trainer's;
+        return the function that ends this. Arguments without a name are the list ``args``."""
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module.training and torch.is_grad_enabled() and self.open:
+                self.watcher.batch({**kwargs, **({"args": list(args)} if args else {})})
+
+        return model.register_forward_pre_hook(look, with_kwargs=True).remove
 
     def row(self) -> None:
         """End a row: gradients are those of the whole batch, unscaled and not clipped yet."""
@@ -101,6 +112,7 @@ class Session:
             try:
                 self.watcher.__exit__(type(error) if error else None, error, None)
             finally:
+                self._unrecord()
                 self._unfollow()  # only now: the last reference pass has a mask too
 
 

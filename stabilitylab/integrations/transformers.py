@@ -40,6 +40,9 @@ class HuggingFaceCallback(TrainerCallback):
     of the model. ``reference``: a held-out batch (a dict of tensors) or a function. ``options``: those of
     :func:`stabilitylab.watch`, such as ``probes``, ``every``, ``sites`` and ``tracker``.
 
+    ``record=stabilitylab.Recorder(lambda model, batch: model(**batch).loss, clip=args.max_grad_norm)`` records for
+    ``stabilitylab explain``; its batches are the arguments of the model in training.
+
     Each checkpoint of the Trainer gets a file of the watcher, so that ``train(resume_from_checkpoint=...)`` goes on in
     the same run; rows after the checkpoint are moved aside. If ``out`` does not exist yet, a resumed training starts a
     run at its own step. The run is "finished" when training is. The Trainer does not call callbacks at an error: the

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..errors import InputError, StabilityLabError, UsageError
-from .random_states import RandomStates, random_states, set_random_states
+from ..probes.state import RandomStates, random_states, set_random_states
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)

@@ -16,12 +16,12 @@ import torch
 from ..errors import UsageError
 from ..probes import evaluation, random_states_kept
 from ..probes.numerics import process_facts
+from ..probes.state import random_states, seed_all, set_random_states
 from ..store import Run, RunWriter
 from ..store.layout import checkpoints
 from ..train import checkpoint
 from ..verdict import READS_NATS
 from .halving import RatePlan, SearchStopped
-from .random_states import random_states, seed_all, set_random_states
 from .search import PLANNED, RateResult, RateTrial
 from .subject import RateSubject, TrialModel
 

@@ -6,7 +6,7 @@
 from ._engine.cadence import Cadence, CurvatureCadence, is_due
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
-from ._engine.options import AlphaSchedule, CurvatureBatch, WatchOptions
+from ._engine.options import AlphaSchedule, CurvatureBatch, Record, WatchOptions
 from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
@@ -36,6 +36,7 @@ __all__ = [
     "Probe",
     "Quantile",
     "Ratio",
+    "Record",
     "Recorder",
     "Rule",
     "Site",

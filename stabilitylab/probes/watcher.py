@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from ..schema import Cells, Sink, Table
 from ._engine.board import Board
 from ._engine.cadence import Cadence
 from ._engine.neutral_pass import Audit
-from ._engine.options import WatchOptions, takes
+from ._engine.options import Record, WatchOptions, takes
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.watchable import check_unscaled
 from ._engine.watched import Watched
@@ -28,6 +28,7 @@ from .instruments.curvature_rows import CurvatureRows
 from .instruments.first_row import FirstRow
 from .instruments.forensics import Forensics
 from .instruments.instrument import Instrument, Instruments
+from .instruments.ledger import UpdateLedger
 from .instruments.leftover import LeftoverGradients
 from .instruments.loop_checks import LoopChecks
 from .instruments.neutrality import NeutralityRecord
@@ -37,6 +38,8 @@ from .instruments.taps import Taps
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
 from .places.sites import Sites
+
+B = TypeVar("B")
 
 
 @dataclass
@@ -87,6 +90,8 @@ class Watcher:
     - ``restore``: reference and curvature passes keep a copy of the model's state each time and put it back, for a
       model whose forward changes it in eval mode too (weights rescaled in place, a queue, a momentum encoder). Without
       it the first such pass keeps a copy, and a pass that changes the model ends for good.
+    - ``record``: "ledger" stores the facts about each update that changed (:class:`.instruments.ledger.UpdateLedger`);
+      a :class:`stabilitylab.Recorder` keeps snapshots and batches too, so that ``explain`` can replay them.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
     - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
@@ -129,6 +134,7 @@ class Watcher:
             self._forensics,
             NeutralityRecord(),
             FirstRow(training, checks),
+            *_recording(options.record),
         ]
         self._instruments = Instruments(listed, watched)
         watched.await_layout()
@@ -220,6 +226,21 @@ class Watcher:
                 self.t += 1
                 self._begin_row()
         return RowMetrics(row)
+
+    def batch(self, batch: B) -> B:
+        """Show the batch of the next forward pass to a recorder; return the batch.
+
+        With ``record=`` call it once for each micro-batch, before its forward pass and after everything that ends the
+        update before (optimizer, scheduler, ``zero_grad``). Without a recorder it does nothing.
+        """
+        self._check_open()
+        self._instruments.call("batch", self.t, batch)
+        return batch
+
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:
+        """Yield the batches of ``loader``, each shown to a recorder by :meth:`batch`."""
+        for batch in loader:
+            yield self.batch(batch)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -457,3 +478,10 @@ class Watcher:
     def _check_open(self) -> None:
         if self._state != "open":
             raise UsageError(f"this watcher is {self._state}: make a new one to record more.")
+
+
+def _recording(record: Record) -> Sequence[Instrument]:
+    """Return the instruments of the ledger and of the flight recorder, as ``record=`` asks for them."""
+    if record is None:
+        return ()
+    return (UpdateLedger(),) if isinstance(record, str) else record.instruments()

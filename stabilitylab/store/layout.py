@@ -24,6 +24,7 @@ SCHEMA_VERSION = 4
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
+BLACK_BOX = "black_box"  # folder of what a flight recorder wrote, in files that are named as checkpoints are
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition

@@ -25,6 +25,7 @@ from .files import is_locked, reading
 from .identity import identity_of
 from .incident import read_incident
 from .layout import METRICS, flat, read_run_json
+from .ledger import read_facts
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
 from .pieces import HeldPieces, Pieces, ReplacedError, Stamp, stamps_of
@@ -165,6 +166,12 @@ class Run:
         """Return the place of the first number that was not finite (:class:`stabilitylab.probes.Incident`); None if
         there is none."""
         return read_incident(self.path, self.identity)
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """Return the recorded facts about updates that changed (``watch(record=...)``): ``step``, ``kind``, ``name``,
+        ``before`` and ``after``; [] for a run without them."""
+        return read_facts(self.path, self.identity)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:

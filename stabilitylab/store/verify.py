@@ -21,7 +21,7 @@ from .files import is_locked
 from .incident import FILE as INCIDENT
 from .incident import FOLDER, listed, rows_path
 from .journal import read_records
-from .layout import METRICS, checkpoints, journal_path, journals, parts, tables_on_disk
+from .layout import BLACK_BOX, METRICS, checkpoints, journal_path, journals, parts, tables_on_disk
 from .parts import metrics_of, part_schema, read_part, table_of
 from .reader import Run
 
@@ -66,6 +66,7 @@ def verify(path: str | Path) -> Verified:
     found.check(lambda: run.status)
     found.check(lambda: run.incident)
     found.check(lambda: run.evaluation)
+    found.check(lambda: run.ledger)
     _documents(run, found)
     found.check(lambda: _incident_rows(run, found))
     found.check(lambda: _checkpoints(run, found))
@@ -266,3 +267,7 @@ def _checkpoints(run: Run, found: Verified) -> None:
         found.unchecked += seal_of(path).whole is None
         if wrong := fault(path, run.identity):
             found.say(f"{path} is not what was written ({wrong}): remove it to resume from the one before")
+    for path in checkpoints(run.path, BLACK_BOX).values():
+        found.files += 1
+        if wrong := fault(path, run.identity):
+            found.say(f"{path} is not what was written ({wrong}): restore it from a copy")

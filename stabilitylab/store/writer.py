@@ -38,6 +38,8 @@ from .layout import (
     read_run_json,
     write_run_json,
 )
+from .ledger import FILE as LEDGER
+from .ledger import add_facts, keep_until
 from .names import PLACES
 from .parts import MOST_CELLS, compact, part_schema, read_part, renew
 
@@ -103,6 +105,7 @@ class RunWriter:
                 log.info("%s held no row, so that it is begun anew.", path)
                 with writing(path):
                     os.unlink(path / "run.json")  # first: status.json will soon be that of another run
+                    (path / LEDGER).unlink(missing_ok=True)
             writer = cls(path, lock, document, part=1)
             writer._fresh = True
             writer._begin(manifest.get("argv", ()))
@@ -152,6 +155,7 @@ class RunWriter:
             if earlier := parts(path, METRICS):
                 steps = read_part(path, earlier[max(earlier)], pa.schema([("step", pa.int64())]), identity)
                 writer._last_step = int(np.max(steps["step"].to_numpy()))
+            keep_until(path, -1 if writer._last_step is None else writer._last_step, before, identity)
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
             document.update(new)
@@ -318,6 +322,11 @@ class RunWriter:
         self._check_writable()
         with writing(self.path):
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables}, self._identity)
+
+    def ledger(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Append facts about updates that changed (:mod:`.ledger`)."""
+        self._check_writable()
+        add_facts(self.path, facts, self._identity)
 
     def close(self) -> None:
         """Turn the journal into parts and release the directory."""

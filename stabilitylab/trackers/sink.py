@@ -168,7 +168,8 @@ class Tee:
 
     def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)
-        self.incident, self.begin = run.incident, run.begin
+        self.incident, self.ledger, self.begin = run.incident, run.ledger, run.begin
+        self.path, self.run_id, self.record = run.path, run.run_id, run.record
         self.alert = second.alert
 
     def open(self, tables: Sequence[Table]) -> None:

@@ -29,6 +29,7 @@ from .judging import Judging
 from .passes import Passes
 from .ranks import Team
 from .recipe import learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
+from .recording import held, recorder_of
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Trainer:
             curvature_every=config.probes.curvature_every,
             curvature_loss=self.passes.curvature_loss,
             curvature_batch="update" if config.probes.curvature_batch == "update" else "fixed",
+            record=recorder_of(config, device),
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is read while the next one is computed, unless its numbers may end the run
@@ -222,6 +224,8 @@ class Trainer:
     def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         """Add the gradients of one micro-batch; return the sums of its losses, smoothed and unsmoothed."""
         self.passes.masks = batch.masks
+        if self.config.probes.record:
+            self.watcher.batch(held(batch, tokens, self.row))
         compiling = explained() if self.compiled else nullcontext()
         with compiling, attention(self.passes.kernels), self.team.accumulating(self.spread, last=last):
             with self.passes.autocast():

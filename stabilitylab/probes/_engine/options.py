@@ -37,6 +37,15 @@ class AlphaSchedule(Protocol):
     def get(self) -> float: ...
 
 
+class FlightRecording(Protocol):
+    """The settings of a flight recorder (:class:`stabilitylab.Recorder`), which makes its own instruments."""
+
+    def instruments(self) -> Sequence[Any]: ...
+
+
+Record = Literal["ledger"] | FlightRecording | None
+
+
 def _never(row: int) -> bool:
     return False
 
@@ -67,6 +76,7 @@ class WatchOptions:
     curvature_loss: Callable[[], torch.Tensor] | None = None
     curvature_batch: CurvatureBatch = "fixed"
     restore: bool = False
+    record: Record = None
     strict: bool = False
     tapped: Sequence[Place] = ()
 
@@ -77,6 +87,8 @@ class WatchOptions:
         if self.curvature_batch not in get_args(CurvatureBatch):
             known = " or ".join(map(repr, get_args(CurvatureBatch)))
             raise UsageError(f"curvature_batch = {self.curvature_batch!r} must be {known}.")
+        if self.record not in (None, "ledger") and not hasattr(self.record, "instruments"):
+            raise UsageError(f"record = {self.record!r} must be stabilitylab.Recorder(loss_fn), 'ledger' or None.")
 
     def keywords(self) -> dict[str, Any]:
         """Return the options by name, for a function that takes them as keywords."""

@@ -14,6 +14,7 @@ from .._engine.watched import Watched
 Moment = Literal[
     "settle",
     "before_forward",
+    "batch",
     "after_backward",
     "host",
     "row_begun",
@@ -58,6 +59,9 @@ class Instrument:
 
     def before_forward(self, t: int) -> None:
         """Row t begins: all optimizers have made their steps of row t - 1."""
+
+    def batch(self, t: int, batch: Any) -> None:
+        """The loop has given the batch of the next forward pass of row t, by ``batch`` or ``batches``."""
 
     def after_backward(self, row: RowRecord) -> None:
         """``step`` was called: the gradients of theta_t are there."""

@@ -80,6 +80,25 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for parameter, name in found.items()}
 
 
+class ParameterPlaces:
+    """The places of a model's parameters: found once, since a walk over all modules takes time, and read at each call,
+    since a module may get another parameter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        seen: set[nn.Parameter] = set()
+        self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] = []
+        for each in named(model):
+            for key, parameter in each.module._parameters.items():
+                if parameter is not None and parameter not in seen:
+                    seen.add(parameter)
+                    self._places.append((f"{each.path}.{key}".lstrip("."), each.module._parameters, key))
+
+    def __call__(self) -> dict[str, nn.Parameter]:
+        """Return name -> parameter, as :func:`parameters_of` does."""
+        found = ((name, registry.get(key)) for name, registry, key in self._places)
+        return {name: parameter for name, parameter in found if parameter is not None}
+
+
 def lies_in(path: str, homes: Collection[str]) -> bool:
     """Return True if one of ``homes`` is ``path`` or a module around it, by full names."""
     parts = path.split(".")

@@ -1,0 +1,99 @@
+"""``explain``: the cause of a trouble, by replaying a recorded run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InputError, StabilityLabError, UsageError
+from ..printable import screen
+from ._factory import named
+from ._options import JSON, VERBOSE
+from .base import command
+
+if TYPE_CHECKING:
+    from ..store import Run
+
+TAKES = ("model", "loss_fn", "optimizer", "scaler", "scheduler", "clip")
+OTHERS = ("batch", "batches", "held_out", "classes", "causal", "batch_first", "skip", "mask", "sites", "output_site")
+
+
+@command("explain", rank=95)
+def explain(
+    run: Annotated[
+        Path,
+        typer.Argument(help="Run directory of 'probe --record' or of watch(record=Recorder(...)).", show_default=False),
+    ],
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="Returns (model, batch, loss_fn, optimizer), or a dict of model, loss_fn, optimizer and what else was "
+            "declared: scaler, scheduler, clip. Runs of 'probe' need none.",
+        ),
+    ] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="Replay and check alone; try no intervention.")] = False,
+    updates: Annotated[int, typer.Option(min=1, help="The most updates that the audit replays.")] = 400,
+    as_json: Annotated[bool, JSON] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Explain a trouble by experiment: replay the recorded updates, and change one thing at a time.
+
+    The declared update is replayed from a snapshot; the first bit that differs is a finding. A cause is named after an
+    intervention alone: with it the harm does not come in six of six repeats, and no benign change does the same. What
+    was recorded is not changed. Without --factory a run of watch() gets what its ledger tells.
+
+    Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
+    recorded or cannot be replayed.
+    """
+    from ..explain.explanation import explain as explained
+    from ..store import Run
+    from ..store.layout import plain
+
+    opened = Run.open(run)
+    given = _from_factory(factory) if factory else _of_probe(opened)
+    found = explained(opened, **given, audit=audit, updates=updates)
+    if as_json:
+        print(json.dumps(plain(found.as_dict()), indent=2))
+    else:
+        console = screen(width=None if sys.stdout.isatty() else 10_000)
+        console.print(f"{run}: {found}", highlight=False, markup=False)
+    return found.exit_code
+
+
+def _of_probe(run: Run) -> Mapping[str, Any]:
+    """Return the objects of a run of ``probe``; {} for a run of watch(), whose model only its user knows."""
+    if run.manifest.get("kind") == "watched" or "data" not in run.manifest:
+        return {}
+    from ..train.recording import replayed
+
+    return replayed(run.manifest)
+
+
+def _from_factory(factory: str) -> Mapping[str, Any]:
+    function = named(factory, "explain")
+    try:
+        given = function()
+    except StabilityLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    if isinstance(given, tuple) and len(given) == 4:
+        given = dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=True))
+    if not isinstance(given, Mapping) or not {"model", "loss_fn", "optimizer"} <= set(given):
+        raise UsageError(
+            f"{factory} must return (model, batch, loss_fn, optimizer), or a dict of {', '.join(TAKES)}; the last "
+            "three only if they were declared."
+        )
+    if foreign := sorted(set(given) - {*TAKES, *OTHERS}):
+        known = ", ".join(TAKES)
+        raise UsageError(f"{factory} returned {foreign[0]!r}, which explain does not take: it takes {known}.")
+    made = {key: value for key, value in given.items() if key in TAKES}
+    if callable(made["optimizer"]) and not hasattr(made["optimizer"], "param_groups"):
+        made["optimizer"] = made["optimizer"](made["model"].parameters())
+    return made

@@ -1,0 +1,300 @@
+"""The explanation of a run: audit, judge, derivatives and interventions, and the words for what they found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from ..errors import InputError, UsageError, listed
+from ..store import Run
+from . import black_box
+from .audit import MOST, Auditor, AuditResult
+from .derivatives import derivative_findings
+from .facts import fact_findings
+from .findings import AuditFinding, first_of_each
+from .flight import LAST, Flight
+from .harm import window_of
+from .interventions import InterventionRecord, intervene
+from .judge import Judge
+from .recorder import FlightRecorder, Loss
+from .replay import DeclaredLoop
+
+Verdict = Literal["cause", "finding", "no cause found", "no lasting harm", "no trouble", "not replayed"]
+EXIT_CODES: dict[Verdict, int] = {
+    "cause": 1, "finding": 1, "no cause found": 1, "no lasting harm": 0, "no trouble": 0, "not replayed": 1,
+}  # fmt: skip
+
+
+@dataclass
+class Explanation:
+    """The result of :func:`explain`; ``print`` shows it.
+
+    ``verdict``: "cause" (an intervention decided), "finding" (the audit did, and nothing else was asked), "no cause
+    found", "no lasting harm", "no trouble", "not replayed" (facts of the ledger alone). ``sentences``: the result, then
+    evidence, then what to do. ``findings``: all of the audit, the judge and derivatives, by step. ``unchecked``: what
+    was not looked at, and why. ``updates``: the number of updates that were replayed, the cost.
+    """
+
+    verdict: Verdict
+    sentences: list[str]
+    findings: list[AuditFinding] = field(default_factory=list)
+    audit: AuditResult | None = None
+    experiment: InterventionRecord | None = None
+    unchecked: list[str] = field(default_factory=list)
+    trouble: dict[str, Any] | None = None
+    updates: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of ``stabilitylab explain``: 0 without a finding or lasting harm, 1 with one."""
+        return 1 if any(one.accused for one in self.findings) else EXIT_CODES[self.verdict]
+
+    @property
+    def cause(self) -> str:
+        """Return the name of the cause, such as "learning rate at step 130 (x30)"; "" if none was confirmed."""
+        causes = [] if self.experiment is None else self.experiment.causes
+        return causes[0].intervention.cause if causes else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        tried = self.experiment
+        return {
+            "verdict": self.verdict,
+            "cause": self.cause,
+            "sentences": self.sentences,
+            "trouble": self.trouble,
+            "findings": [one.as_dict() for one in self.findings],
+            "audit": None if self.audit is None else {
+                "replayed": self.audit.replayed, "equal": self.audit.equal, "full": self.audit.full,
+                "parted": [{"step": step, "first": sentence} for step, sentence in self.audit.parted],
+            },
+            "interventions": None if tried is None else {
+                "start": tried.window.start,
+                "onset": tried.window.onset,
+                "stop": tried.window.stop,
+                "healthy": tried.healthy.score,
+                "margin": tried.healthy.margin,
+                "plain": tried.plain,
+                "repeatable": tried.repeatable,
+                "controls": dict(tried.controls),
+                "trials": [one.as_dict() for one in tried.trials],
+                "not_tried": tried.not_tried,
+            },
+            "unchecked": self.unchecked,
+            "updates": self.updates,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [*self.sentences]
+        lines += [str(one) for one in self.findings]
+        if self.audit is not None:
+            lines.append(
+                f"Audit: {self.audit.equal} of {self.audit.replayed} replayed updates are equal to the recorded ones "
+                f"in every bit that was kept ({self.audit.full} of them with sketches of gradients and outputs)."
+            )
+        lines += [f"Not checked: {why.rstrip('.')}." for why in self.unchecked]
+        if self.updates:
+            lines.append(f"Cost: {self.updates} updates were replayed.")
+        return "\n".join(lines)
+
+
+def explain(
+    run: str | Path | Run | FlightRecorder,
+    model: nn.Module | None = None,
+    loss_fn: Loss | None = None,
+    optimizer: Any = None,
+    *,
+    scaler: Any = None,
+    scheduler: Any = None,
+    clip: Any = None,
+    audit: bool = False,
+    updates: int = MOST,
+) -> Explanation:
+    """Explain what went wrong in a recorded run: by replaying it, and by interventions.
+
+    ``run``: a run directory, whose black box is read, or the :class:`stabilitylab.Recorder` of this process. ``model``,
+    ``loss_fn`` and ``optimizer`` are of the kind that was recorded, in any state: they are left as they are given.
+    Without them the facts of the ledger are all that is told. ``scaler``, ``scheduler`` and ``clip``: as they were
+    given to the recorder, if they were. ``audit``: replay and check alone, without interventions. ``updates``: the most
+    that the audit replays.
+
+    Raises InputError for a run without a black box, UsageError for objects that are not those of the run.
+    """
+    given = run if isinstance(run, FlightRecorder) else None
+    flight = _flight(run)
+    if given is not None:
+        loss_fn = loss_fn or given.loss_fn
+    if model is None or optimizer is None or loss_fn is None:
+        if model is not None or optimizer is not None:
+            raise UsageError("explain needs model, loss_fn and optimizer together: give all three, or none for facts.")
+        return _facts_alone(flight)
+    own = {"scaler": scaler, "scheduler": scheduler, "clip": clip}
+    loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, **own)
+    auditor = Auditor(flight, loop, updates)
+    result = auditor.run()
+    data, unjudged = Judge(flight, loop).findings()
+    slopes, unmeasured = derivative_findings(flight, loop)
+    findings = first_of_each([*result.findings, *data, *slopes])
+    found = Explanation(
+        "no trouble", [], findings, result, None, [*result.unchecked, *unjudged, *unmeasured, *flight.notes],
+        flight.trouble, result.replayed + result.tried,
+    )  # fmt: skip
+    accused = [one for one in findings if one.accused]
+    if audit or flight.trouble is None:
+        _judge_audit(found, flight, accused, audit)
+        return found
+    if not flight.lasting():
+        _no_harm(found, flight)
+        return found
+    _intervene(found, flight, loop, accused)
+    return found
+
+
+def _flight(run: str | Path | Run | FlightRecorder) -> Flight:
+    if isinstance(run, FlightRecorder):
+        if run.flight is None or not run.flight.updates:
+            raise InputError(
+                "this recorder has recorded nothing: give it to watch(record=...), and loop over w.batches."
+            )
+        return run.flight
+    opened = run if isinstance(run, Run) else Run.open(run)
+    if not black_box.found(opened.path) and (why := opened.manifest.get("not_replayable")):
+        raise InputError(f"{opened.path} cannot be replayed: {why}.")
+    return black_box.chosen(opened.path, opened.identity)
+
+
+def _facts_alone(flight: Flight) -> Explanation:
+    findings = first_of_each(fact_findings(flight))
+    accused = [one for one in findings if one.accused]
+    head = (
+        f"{_told(flight)} The ledger has {len(accused)} findings."
+        if accused
+        else f"{_told(flight)} The ledger has none."
+    )
+    why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
+    verdict: Verdict = "finding" if accused else ("not replayed" if flight.lasting() else "no trouble")
+    return Explanation(verdict, [head], findings, unchecked=[why], trouble=flight.trouble)
+
+
+def _told(flight: Flight) -> str:
+    if flight.trouble is None:
+        return f"No trouble was recorded up to step {flight.last}."
+    last = [loss for _, loss in flight.losses][-LAST:]
+    return (
+        f"Trouble at step {flight.trouble['step']}: {flight.trouble['why']}. The median of the last {len(last)} "
+        f"recorded losses is {_number(float(np.median(last)))}."
+    )
+
+
+def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFinding], audit: bool) -> None:
+    assert found.audit is not None, "an audit was made"
+    head = _told(flight)
+    if accused:
+        found.verdict = "finding"
+        found.sentences = [
+            f"{head} The audit has {len(accused)} finding{'s' * (len(accused) > 1)}; first: {accused[0].sentence}."
+        ]
+    elif found.audit.is_equal:
+        found.sentences = [
+            f"{head} The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
+        ]
+    else:
+        found.sentences = [f"{head} Nothing is accused; what differs was not declared."]
+    if audit and flight.trouble is not None:
+        found.unchecked.append("interventions: leave --audit out to try them")
+
+
+def _no_harm(found: Explanation, flight: Flight) -> None:
+    found.verdict = "no lasting harm"
+    found.sentences = [f"{_told(flight)} Trouble without lasting harm: no intervention was tried."]
+
+
+def _intervene(found: Explanation, flight: Flight, loop: DeclaredLoop, accused: Sequence[AuditFinding]) -> None:
+    assert found.audit is not None, "an audit was made"
+    window = window_of(flight, [one.step for one in accused])
+    if window is None:
+        found.verdict = "finding" if accused else "no cause found"
+        found.unchecked.append("interventions: no snapshot before the trouble is left; record with a smaller every=")
+        found.sentences = [_told(flight), *_no_cause(0, ["everything"])] if not accused else [_told(flight)]
+        return
+    tried = found.experiment = intervene(flight, loop, window, found.findings)
+    found.updates += tried.updates
+    head = _told(flight)
+    if not tried.repeatable:
+        head += " Replays on this device are not equal in their bits: bands of repeated replays were used."
+    if not tried.harmed:
+        found.verdict, found.sentences = _by_declaration(found, tried, accused, head)
+    elif tried.causes:
+        found.verdict = "cause"
+        found.sentences = [head, *_cause(tried)]
+    else:
+        found.verdict = "no cause found"
+        found.sentences = [head, *_nothing(tried)]
+
+
+def _by_declaration(
+    found: Explanation, tried: InterventionRecord, accused: Sequence[AuditFinding], head: str
+) -> tuple[Verdict, list[str]]:
+    """Return the words if the declared replay has no harm: what was recorded is not what was declared."""
+    replayed = [one for one in accused if one.step <= tried.window.trouble]
+    level = f"the score on healthy batches stays at {tried.plain:.4g} (healthy: {tried.healthy.score:.4g})"
+    repeats = f"{sum(not tried.healthy.is_harmed(s) for s in tried.declared_repeats)} of {len(tried.declared_repeats)}"
+    assert found.audit is not None, "an audit was made"
+    if found.audit.is_equal:
+        return "no lasting harm", [head, f"Trouble without lasting harm: {level}."]
+    if not tried.declared_heals:
+        return ("finding" if accused else "no cause found"), [
+            head, f"The declared updates heal in {repeats} jittered repeats only: no cause is named.",
+        ]  # fmt: skip
+    if not replayed:
+        return "no cause found", [head, f"The declared updates alone heal ({repeats}), but what differs is not known."]
+    first = replayed[0]
+    return "cause", [
+        head,
+        f"Cause: {first.sentence}. Evidence: with the declared updates {level}, in {repeats} jittered repeats. "
+        f"Remedy: {first.remedy}.",
+    ]
+
+
+def _cause(tried: InterventionRecord) -> list[str]:
+    first, *others = tried.causes
+    own = first.intervention
+    healed, total = len(first.repeats) + len(first.confirmed), len(tried.controls)
+    reached = sum(not tried.healthy.is_harmed(score) for _, score in tried.controls)
+    evidence = (
+        f"with {own.with_it} the score on healthy batches stays at {first.score:.4g} "
+        f"(healthy: {tried.healthy.score:.4g}; {healed} of {healed} repeats); without, it is {_number(tried.plain)}; "
+        f"no control does ({reached} of {total})"
+    )
+    remedy = own.finding.remedy if own.finding is not None else "undo it, or take one of the remedies below"
+    lines = [f"Cause: {own.cause}. Evidence: {evidence}. Remedy: {remedy}."]
+    if others:
+        lines.append(f"These heal as well: {listed([one.intervention.name for one in others])}.")
+    lines += [f"A remedy, not a cause: {one.intervention.with_it} heals too." for one in tried.remedies]
+    return lines
+
+
+def _nothing(tried: InterventionRecord) -> list[str]:
+    if tried.chaotic:
+        name = next(name for name, score in tried.controls if not tried.healthy.is_harmed(score))
+        return [
+            f"No cause found: a benign change ({name}) heals as well, so that no intervention counts. "
+            f"Not tried: {'; '.join(tried.not_tried)}."
+        ]
+    lines = _no_cause(len(tried.trials), tried.not_tried)
+    lines += [f"Place: with {one.intervention.with_it} the trouble does not come." for one in tried.places]
+    lines += [f"A remedy, not a cause: {one.intervention.with_it} heals." for one in tried.remedies]
+    return lines
+
+
+def _no_cause(count: int, not_tried: Sequence[str]) -> list[str]:
+    return [f"No cause found among {count} interventions. Not tried: {'; '.join(not_tried)}."]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"

@@ -1,0 +1,200 @@
+"""A fixed judge: the weights of a healthy snapshot score all recorded batches, so that batches can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import StabilityLabError
+from ..probes import evaluation
+from .batches import changed, names, restored
+from .findings import AuditFinding
+from .flight import Flight
+from .replay import DeclaredLoop, loss_of
+from .states import restore
+
+SPREADS, SHARE = 8.0, 0.25  # a bad batch: so many robust standard deviations and this share above the median score
+ROLLS = (-1, 0, 1)
+ROLLED = 0.15  # labels are shifted if rolling them back lowers the score by this share
+USUAL = 0.5  # and if rolling does not do so in at least this share of the other batches
+MASKED = 8.0, 0.2  # a mask: robust standard deviations, and difference of its share of true entries
+FEWEST = 8  # batches
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The judge's loss of each batch, by number of the batch: at each roll of the labels (None without labels), and
+    the share of true entries of each mask. ``steps``: the update of each batch."""
+
+    numbers: list[int]
+    steps: list[int]
+    rolled: dict[int, list[float]]
+    masks: dict[str, list[float]]
+
+
+class Judge:
+    """Scores batches with the model of snapshot ``start``, in eval mode, without gradients. By default it is the newest
+    one before the trouble, or of all: the best trained."""
+
+    def __init__(self, flight: Flight, loop: DeclaredLoop, start: int | None = None) -> None:
+        self.flight, self.loop = flight, loop
+        latest = flight.last if flight.trouble is None else flight.trouble["step"] - 1
+        healthy = [step for step in flight.snapshots if step <= latest]
+        self.start = start if start is not None else max(healthy, default=min(flight.snapshots))
+
+    def scores(self) -> Scores:
+        """Return the scores of all recorded batches; the loop's objects are left as they were."""
+        flight, loop = self.flight, self.loop
+        wheres = [(n, u.step) for u in flight.updates.values() for n in u.batches or () if n in flight.batches]
+        labels, masks = flight.declared["labels"], flight.declared["masks"]
+        rolls = ROLLS if labels and self._has_sequences(labels) else (0,)
+        rolled: dict[int, list[float]] = {roll: [] for roll in rolls}
+        shares: dict[str, list[float]] = {name: [] for name in masks}
+        with loop.kept():
+            restore(flight.snapshots[self.start], loop.model, loop.optimizers, loop.scaler, loop.scheduler)
+            with evaluation(loop.model), torch.no_grad():
+                for number, _ in wheres:
+                    for roll in rolls:
+                        batch = changed(flight.batches[number], roller(labels, roll))
+                        rolled[roll].append(float(loss_of(loop, restored(batch, loop.device))))
+                    for name, share in _true_shares(flight.batches[number], masks).items():
+                        shares[name].append(share)
+        return Scores([n for n, _ in wheres], [s for _, s in wheres], rolled, shares)
+
+    def findings(self) -> tuple[list[AuditFinding], list[str]]:
+        """Return the findings about the data, and what could not be judged, with the reason."""
+        if len(self.flight.batches) < FEWEST:
+            return [], [f"the data were not judged: {len(self.flight.batches)} batches are recorded, of {FEWEST}"]
+        try:
+            scores = self.scores()
+        except StabilityLabError as error:
+            return [], [f"the data were not judged: {str(error).rstrip('.')}"]
+        found = [*_shifted(scores), *_bad(scores), *_masked(scores)]
+        shifted = {
+            step for one in found if one.kind == "labels" for step in range(one.step, (one.until or one.step) + 1)
+        }
+        own = [one for one in found if one.kind != "bad batch" or one.step not in shifted]
+        unjudged = [] if 1 in scores.rolled else ["shifts of labels were not judged: declare labels="]
+        return own, unjudged
+
+    def _has_sequences(self, labels: Sequence[str]) -> bool:
+        """True if labels are sequences: (B, T) or more; a roll along a batch of classes would shift nothing."""
+        found: list[int] = []
+
+        def look(name: str, tensor: Tensor) -> Tensor:
+            if name in labels:
+                found.append(tensor.dim())
+            return tensor
+
+        first = next(iter(self.flight.batches.values()))
+        changed(first, look)
+        return bool(found) and min(found) >= 2
+
+
+def roller(labels: Sequence[str], by: int) -> Callable[[str, Tensor], Tensor]:
+    """Return a change that rolls the labels along their last dimension, but one that has it as features."""
+
+    def roll(name: str, tensor: Tensor) -> Tensor:
+        return tensor.roll(by, 1) if name in labels and by else tensor
+
+    return roll
+
+
+def _shifted(scores: Scores) -> list[AuditFinding]:
+    """Batches whose labels fit the judge better when they are rolled, where those of others do not."""
+    if 1 not in scores.rolled:
+        return []
+    plain, found = np.array(scores.rolled[0]), []
+    for roll in (-1, 1):
+        better = np.array(scores.rolled[roll]) < (1 - ROLLED) * plain
+        if not better.any() or (better.mean() > USUAL and not _is_run(better)):
+            continue
+        for first, last in _runs(better):
+            steps = scores.steps[first], scores.steps[last]
+            gain = float(1 - np.mean(np.array(scores.rolled[roll])[first : last + 1] / plain[first : last + 1]))
+            where = _updates(*steps)
+            said = f"the labels of {where} are shifted by {-roll:+d} against those of the other batches"
+            evidence = f"rolled back, their score under the weights of an earlier snapshot is {gain:.0%} lower"
+            found.append(
+                AuditFinding("labels", f"batches of {where}", steps[0], said, evidence, until=steps[1], factor=-roll)
+            )
+    return found
+
+
+def _bad(scores: Scores) -> list[AuditFinding]:
+    plain = np.array([one if math.isfinite(one) else math.inf for one in scores.rolled[0]])
+    limit = _limit(plain[np.isfinite(plain)], SPREADS, SHARE)
+    found = []
+    for first, last in _runs(plain > limit):
+        steps = scores.steps[first], scores.steps[last]
+        where = _updates(*steps)
+        worst, usual = float(plain[first : last + 1].max()), float(np.median(plain))
+        said = f"the data of {where} do not fit those of the other batches"
+        evidence = (
+            f"their score under the weights of an earlier snapshot is up to {worst:.3g}, the median is {usual:.3g}"
+        )
+        found.append(AuditFinding("bad batch", f"batches of {where}", steps[0], said, evidence, until=steps[1]))
+    return found
+
+
+def _masked(scores: Scores) -> list[AuditFinding]:
+    found = []
+    for name, shares in scores.masks.items():
+        values = np.array(shares)
+        if len(values) != len(scores.numbers) or not len(values):
+            continue
+        middle = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        away = np.abs(values - middle) > max(MASKED[0] * spread, MASKED[1])
+        for first, last in _runs(away):
+            steps = scores.steps[first], scores.steps[last]
+            where = _updates(*steps)
+            said = f"{name} is true for {values[first]:.0%} of the entries in {where}, and usually for {middle:.0%}"
+            found.append(AuditFinding("mask", name, steps[0], said, "shares of all recorded batches", until=steps[1]))
+    return found
+
+
+def _limit(values: np.ndarray, spreads: float, share: float) -> float:
+    middle = float(np.median(values)) if len(values) else math.inf
+    spread = 1.4826 * float(np.median(np.abs(values - middle))) if len(values) else 0.0
+    return middle + max(spreads * spread, share * abs(middle))
+
+
+def _runs(flags: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, last) of each row of true flags; two rows that one false flag parts are one."""
+    runs: list[tuple[int, int]] = []
+    for at in np.flatnonzero(flags):
+        if runs and at - runs[-1][1] <= 2:
+            runs[-1] = runs[-1][0], int(at)
+        else:
+            runs.append((int(at), int(at)))
+    return runs
+
+
+def _is_run(flags: np.ndarray) -> bool:
+    """Return True if the true flags are one row at the end, before which others were false: a change in time."""
+    runs = _runs(flags)
+    return len(runs) == 1 and runs[0][0] >= FEWEST // 2
+
+
+def _updates(first: int, last: int) -> str:
+    return f"update {first}" if first == last else f"updates {first} to {last}"
+
+
+def _true_shares(batch: dict[str, Any], masks: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+
+    def look(name: str, tensor: Tensor) -> Tensor:
+        if name in masks:
+            found[name] = float((tensor != 0).double().mean())
+        return tensor
+
+    if masks and set(masks) & set(names(batch)):
+        changed(batch, look)
+    return found

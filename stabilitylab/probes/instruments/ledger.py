@@ -1,0 +1,306 @@
+"""The ledger of a run: facts about each update that are read, not inferred, and stored where they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from .._engine.row import RowRecord
+from .._engine.watched import Watched
+from ..parameters.layouts import local
+from ..places.naming import ParameterPlaces, named
+from ..state import Digester
+from ..state.bits import version
+from ..state.holders import is_bookkeeping
+from .instrument import Instrument
+
+MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
+ZEROS = 0.1  # a share of zeros that differs by so much is a fact: moments of rare embeddings come and go
+ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class LedgerFact:
+    """A fact that changed: before update ``step`` it was ``before``, and at this update it is ``after``.
+
+    ``kind``: "setting" (of a parameter group), "state" (of the optimizer: step counts, entries, share of zeros), "flag"
+    (``training`` of a module, ``requires_grad`` or ``dtype`` of a parameter), "attribute" (a number of a module),
+    "write" (a parameter or a moment was written between two updates). ``before`` is None for the first value of a run.
+    """
+
+    step: int
+    kind: str
+    name: str
+    before: Any
+    after: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class _Mark:
+    """Digests around a gap between two updates. ``names``: whose they are."""
+
+    step: int
+    names: list[str]
+    before: Tensor | None  # after the optimizers' steps of update ``step`` - 1
+    after: Tensor | None = None  # before those of update ``step``
+
+
+class UpdateLedger(Instrument):
+    """Records settings, flags, counts and writes of each update, and stores what changed in ``ledger.jsonl``.
+
+    Read at each update, on the host alone: the settings of every parameter group as its optimizer steps; its step
+    count and the number of its parameters with a state; ``training`` of modules, ``requires_grad`` and ``dtype`` of
+    parameters; the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which
+    names a tensor that something else than the optimizer wrote to. Each ``digests`` updates, on the device: digests of
+    parameters and moments before the step of update t and after that of update t - 1, which tell if a write changed a
+    bit (also one through ``.data``, which autograd does not count), and the share of zeros in moments.
+
+    Nothing is written to the model, the optimizers or a random state.
+    """
+
+    def __init__(self, digests: int = 10) -> None:
+        if isinstance(digests, bool) or not isinstance(digests, int) or digests < 0:
+            raise UsageError(f"digests = {digests!r} must be a number of updates, 0 for no digests.")
+        self.digests = digests
+        self.heard: list[Callable[[LedgerFact], object]] = []
+        self._known: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._facts: list[LedgerFact] = []
+        self._step = -1
+        self._handles: list[Any] = []
+        self._versions: dict[str, tuple[int | None, int]] = {}
+        self._written: set[str] = set()
+        self._mark: _Mark | None = None
+        self._marks: list[_Mark] = []
+        self._zeros: tuple[int, list[str], Tensor] | None = None
+        self._digester = Digester()
+
+    def open(self, watched: Watched) -> None:
+        if not watched.optimizers:
+            raise UsageError("record= needs optimizer=, the optimizer of the loop, or several.")
+        if watched.options.recorder is not None:
+            raise UsageError("record= reads each update on the host: leave CUDA graphs out (--cuda-graphs off).")
+        self._watched = watched
+        self._modules = [(each.path, each.module) for each in named(watched.model)]
+        self._attributes = [*_numbers(self._modules)]
+        self._parameters = ParameterPlaces(watched.model)
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_, number=number: self._stepping(number))
+            for number, optimizer in enumerate(watched.optimizers)
+        ]
+        self._stepped: set[int] = set()
+
+    def after_backward(self, row: RowRecord) -> None:
+        self._step = row.step
+        self._stepped = set()
+        self._flags()
+
+    def after_step(self, number: int) -> None:
+        self._stepped.add(number)
+        if len(self._stepped) < len(self._watched.optimizers):
+            return
+        held = dict(self._held())
+        self._versions = {name: _writes(tensor) for name, tensor in held.items()}
+        self._written = set()
+        if self.digests and (self._step + 1) % self.digests == 0:
+            self._mark = _Mark(self._step + 1, list(held), self._digester.each(list(held.values())))
+
+    def row_read(self, row: RowRecord) -> None:
+        """Read what the device computed for the digests; store the facts that are new."""
+        for mark in self._marks:
+            self._compare(mark)
+        self._marks = []
+        if self._zeros is not None:
+            step, names, shares = self._zeros
+            self._zeros = None
+            for name, share in zip(names, shares.tolist(), strict=True):
+                if abs(share - self._known.get(f"state {name}", math.inf)) >= ZEROS:
+                    self._note(step, "state", name, round(share, 3))
+        self._store()
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._facts:
+            self._store()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ledger": {"known": dict(self._known), "counts": dict(self._counts)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kept = state.get("ledger", {})
+        self._known, self._counts = dict(kept.get("known", {})), dict(kept.get("counts", {}))
+
+    def _stepping(self, number: int) -> None:
+        """Called as an optimizer begins its step. An error must not reach it: the ledger ends, and training goes on."""
+        try:
+            self._read(number)
+        except Exception as error:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self._watched.guard.instrument(type(self).__name__, (), error)
+
+    def _read(self, number: int) -> None:
+        optimizer = self._watched.optimizers[number]
+        for at, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    self._note(self._step, "setting", f"optimizer {number} group {at} {key}", _plain(value))
+            self._count(number, at, optimizer, group)
+        if number == 0:
+            self._look()
+
+    def _count(self, number: int, at: int, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+        states = [optimizer.state[one] for one in group["params"] if optimizer.state.get(one)]
+        name = f"optimizer {number} group {at}"
+        if self._known.get(f"state {name} parameters with state") or states:
+            self._note(self._step, "state", f"{name} parameters with state", len(states))
+        counts = [one["step"] for one in states if "step" in one]
+        known = [float(one) for one in counts if not isinstance(one, Tensor) or one.device.type == "cpu"]
+        if not known:
+            return
+        # a count that goes up by one is no change: the stored number is that of updates that it is behind
+        lag = self._step - int(max(known))
+        self._note(self._step, "state", f"{name} updates without a step", lag, first=lag != 0)
+
+    def _look(self) -> None:
+        """Look for writes since the last steps: by autograd's counts, and by digests where they are due."""
+        mark, self._mark = self._mark, None
+        held = dict(self._held())
+        for name, tensor in held.items():
+            if name in self._versions and _writes(tensor) != self._versions[name]:
+                self._written.add(name)
+        if mark is not None and mark.step == self._step and mark.names == list(held):
+            mark.after = self._digester.each(list(held.values()))
+            self._marks.append(mark)
+            self._zeros = self._shares()
+        else:
+            for name in sorted(self._written):
+                self._add(LedgerFact(self._step, "write", name, None, "written, bits not compared"))
+
+    def _compare(self, mark: _Mark) -> None:
+        if mark.before is None or mark.after is None:
+            return
+        pairs = zip(mark.names, mark.before.tolist(), mark.after.tolist(), strict=True)
+        for name, before, after in pairs:
+            if before != after:
+                self._add(LedgerFact(mark.step, "write", name, _hex(before), _hex(after)))
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield parameters and the optimizers' tensors of their size, by name."""
+        names = self._parameters()
+        yield from names.items()
+        known = {id(parameter): name for name, parameter in names.items()}
+        for optimizer in self._watched.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.dim() and id(parameter) in known:
+                        yield f"{key} of {known[id(parameter)]}", value
+
+    def _shares(self) -> tuple[int, list[str], Tensor] | None:
+        """Return the share of zeros in the moments of each group, computed on the device."""
+        names, shares = [], []
+        for number, optimizer in enumerate(self._watched.optimizers):
+            for at, group in enumerate(optimizer.param_groups):
+                moments: dict[str, list[Tensor]] = {}
+                for parameter in group["params"]:
+                    for key, value in optimizer.state.get(parameter, {}).items():
+                        if isinstance(value, Tensor) and value.dim():
+                            moments.setdefault(key, []).append(local(value))
+                for key, tensors in moments.items():
+                    entries = max(1, sum(one.numel() for one in tensors))
+                    filled = torch.stack([one.count_nonzero() for one in tensors]).sum()
+                    names.append(f"optimizer {number} group {at} share of zeros in {key}")
+                    shares.append(1 - filled.double() / entries)
+        return (self._step, names, torch.stack(shares)) if shares else None
+
+    def _flags(self) -> None:
+        training = [module.training for _, module in self._modules]
+        whole = bool(training and training[0])
+        for (path, _), flag in zip(self._modules, training, strict=True):
+            self._flag(f"training of {path or 'the model'}", flag, usual=whole)
+        for name, parameter in self._parameters().items():
+            self._flag(f"requires_grad of {name}", parameter.requires_grad, usual=True)
+            self._flag(f"dtype of {name}", str(parameter.dtype), usual=None)
+        for name, held, key in self._attributes:
+            value = held.get(key, ABSENT)
+            known = self._known.get(f"attribute {name}")
+            if value is not known and value != known:
+                self._note(self._step, "attribute", name, _plain(value), first=False)
+
+    def _flag(self, name: str, value: Any, usual: Any) -> None:
+        """Note a flag. Its first value is a fact only if it is not the usual one."""
+        self._note(self._step, "flag", name, value, first=usual is not None and value != usual)
+
+    def _note(self, step: int, kind: str, name: str, value: Any, first: bool = True) -> None:
+        """Add a fact if the value differs from the known one. ``first``: the first value of all is a fact too."""
+        key = f"{kind} {name}"
+        is_known = key in self._known
+        before = self._known.get(key)
+        if is_known and (before == value or (_is_nan(before) and _is_nan(value))):
+            return
+        self._known[key] = value
+        if is_known or first:
+            self._count_change(LedgerFact(step, kind, name, before, value), is_known)
+
+    def _count_change(self, fact: LedgerFact, is_known: bool) -> None:
+        if fact.kind == "attribute":
+            count = self._counts[fact.name] = self._counts.get(fact.name, 0) + 1
+            if count == MOST_CHANGES:
+                fact = LedgerFact(fact.step, fact.kind, fact.name, fact.before, "goes on changing; stored no more")
+            elif count > MOST_CHANGES:
+                return
+        self._add(fact, heard=is_known)
+
+    def _add(self, fact: LedgerFact, heard: bool = True) -> None:
+        self._facts.append(fact)
+        for listener in self.heard if heard else ():
+            listener(fact)
+
+    def _store(self) -> None:
+        facts, self._facts = self._facts, []
+        take = getattr(self._watched.sink, "ledger", None)
+        if take is not None and facts:
+            take([fact.as_dict() for fact in facts])
+
+
+def _numbers(modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    for path, module in modules:
+        for key, value in vars(module).items():
+            if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key):
+                yield f"{path}.{key}".lstrip("."), vars(module), key
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it; a tensor on a GPU is read, since a rate may be one."""
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else [*map(_plain, value.tolist())]
+    if isinstance(value, tuple | list):
+        return [*map(_plain, value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _writes(tensor: Tensor) -> tuple[int | None, int]:
+    """Return autograd's count of writes to a tensor, and its address, which another ``data`` changes."""
+    return version(tensor), tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _hex(digest: int) -> str:
+    return f"{digest % 2**64:016x}"

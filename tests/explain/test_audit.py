@@ -1,0 +1,214 @@
+"""The audit names each planted fault by kind, place and update, and accuses no healthy loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+from faults import FIRST
+from loops import Loop, batch, loss_fn, recorder, train
+
+import stabilitylab as sl
+from stabilitylab.explain import black_box
+from stabilitylab.explain.audit import Auditor, AuditResult
+from stabilitylab.explain.derivatives import derivative_findings, derivatives
+from stabilitylab.explain.facts import fact_findings
+from stabilitylab.explain.findings import KINDS, REMEDIES, AuditFinding
+from stabilitylab.explain.flight import Flight
+from stabilitylab.explain.judge import Judge
+from stabilitylab.explain.recorder import FlightRecorder
+from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
+from stabilitylab.store.identity import Identity
+
+
+def recorded(
+    kind: type[Loop], path: Path, given: FlightRecorder | None = None, steps: int = 36
+) -> tuple[Flight, DeclaredLoop]:
+    """The flight of a run with a fault, and a fresh loop that does what is declared."""
+    given = given or recorder()
+    train(kind(), path / "run", steps, given)
+    fresh = kind() if kind is faults.WrongBackward else Loop()  # a loop with its hooks and patches would do the same
+    assert given.flight is not None
+    return given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, given.loss_fn, given)
+
+
+def audited(kind: type[Loop], path: Path, given: FlightRecorder | None = None) -> AuditResult:
+    flight, loop = recorded(kind, path, given)
+    return Auditor(flight, loop).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "place", "steps"),
+    [
+        (faults.DoubledRate, "rate", "optimizer 0 group 0", {FIRST}),
+        (faults.ChangedBeta, "setting", "optimizer 0 group 0 betas", {FIRST}),
+        (faults.ResetMoments, "optimizer reset", "optimizer 0 group 0", {FIRST}),
+        (faults.FlippedGradient, "gradient sign", "blocks.1.up.weight", {FIRST}),
+        (faults.NoZeroGrad, "gradients added", "the whole model", {FIRST + 1}),
+        (faults.FrozenLayer, "frozen", "blocks.0", {FIRST}),
+        (faults.WrittenWeight, "state written", "blocks.0.out.weight", {FIRST}),
+        (faults.DropoutInEval, "mode", "blocks", {FIRST}),
+        (faults.OtherForward, "forward", "blocks.1.down", {FIRST}),
+        (faults.DoubledUpdate, "update scale", "the whole model", {FIRST}),
+    ],
+)
+def test_a_planted_fault_is_named(kind: type[Loop], found: str, place: str, steps: set[int], tmp_path: Path) -> None:
+    """The faults begin at FIRST = 22; a snapshot is taken at 24, and sketches at each fourth update."""
+    result = audited(kind, tmp_path)
+    assert result.accused, "nothing was found"
+    kinds = [(one.kind, one.place) for one in result.accused]
+    assert (found, place) in kinds, [str(one) for one in result.findings]
+    one = next(one for one in result.accused if (one.kind, one.place) == (found, place))
+    assert one.step in steps
+    assert {kind for kind, _ in kinds} <= {found}, [str(one) for one in result.findings]
+
+
+def test_a_clipping_that_was_not_declared_is_said_and_not_accused(tmp_path: Path) -> None:
+    result = audited(faults.HiddenClipping, tmp_path)
+    assert [one.kind for one in result.findings if one.kind != "unexplained"] == ["clipping"]
+    assert not [one for one in result.accused if one.kind != "unexplained"]
+    declared = recorder(clip=0.1)
+    flight, loop = recorded(faults.HiddenClipping, tmp_path / "declared", declared, steps=40)
+    replay = UpdateReplay(flight, loop)
+    with loop.kept():
+        losses = replay.losses(24, 32)
+    assert losses == [flight.updates[step].loss for step in range(24, 32)], "the declared clipping is replayed"
+
+
+def test_one_update_without_a_sketch_is_named_by_hypothesis(tmp_path: Path) -> None:
+    found = audited(faults.FlippedOnce, tmp_path).accused
+    assert [(one.kind, one.step) for one in found] == [("gradient sign", FIRST + 3)]
+
+
+@pytest.mark.parametrize("kind", [faults.Healthy, faults.Warmed, faults.Evaluates])
+def test_a_healthy_loop_is_equal_in_every_bit_and_has_no_finding(kind: type[Loop], tmp_path: Path) -> None:
+    flight, loop = recorded(kind, tmp_path)
+    result = Auditor(flight, loop).run()
+    assert result.findings == []
+    assert (result.replayed, result.equal) == (len(flight.updates), len(flight.updates))
+    assert result.full == 9
+    assert Judge(flight, loop).findings() == ([], [])
+    assert derivative_findings(flight, loop) == ([], [])
+
+
+def test_a_declared_schedule_is_replayed_and_a_second_writer_of_the_rate_is_found(tmp_path: Path) -> None:
+    class Scheduled(Loop):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(self.optimizer, 9)
+
+        def after(self, t: int) -> None:
+            self.scheduler.step()
+
+    class Twice(Scheduled):
+        def between(self, t: int) -> None:
+            if t == FIRST:
+                self.optimizer.param_groups[0]["lr"] *= 3
+
+    for kind, expected in ((Scheduled, []), (Twice, [("schedule", FIRST)])):
+        loop, fresh = kind(), Scheduled()
+        given = recorder(scheduler=loop.scheduler)
+        train(loop, tmp_path / kind.__name__, 40, given)
+        own = DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, given.loss_fn, scheduler=fresh.scheduler)
+        found = Auditor(given.flight, own).run().accused
+        assert [(one.kind, one.step) for one in found] == expected, [str(one) for one in found]
+
+
+def data_findings(kind: type[Loop], path: Path) -> list[AuditFinding]:
+    _, loop = recorded(kind, path, steps=60)
+    found, unjudged = Judge(black_box.chosen(path / "run", Identity()), loop).findings()
+    assert unjudged == []
+    return found
+
+
+def test_rolled_labels_are_named_with_their_first_and_last_update(tmp_path: Path) -> None:
+    (one,) = data_findings(faults.RolledLabels, tmp_path)
+    assert (one.kind, one.step, one.until, one.factor) == ("labels", FIRST, FIRST + 5, 1)
+
+
+def test_a_bad_batch_is_named_with_its_update(tmp_path: Path) -> None:
+    (one,) = data_findings(faults.BadBatch, tmp_path)
+    assert (one.kind, one.step, one.until) == ("bad batch", FIRST, FIRST)
+
+
+def test_a_backward_that_is_wrong_from_the_start_is_found_without_a_past(tmp_path: Path) -> None:
+    flight, loop = recorded(faults.WrongBackward, tmp_path)
+    assert Auditor(flight, loop).run().findings == [], "a replay does the same"
+    (one,), unchecked = derivative_findings(flight, loop)
+    assert (one.kind, one.place, unchecked) == ("derivative", "blocks.0", [])
+
+
+def test_derivatives_agree_with_a_quadratic(tmp_path: Path) -> None:
+    """L = ||W x||^2 / 2 has the gradient W x x^T: along d its derivative is <W x x^T, d>."""
+    flight, loop = recorded(faults.Healthy, tmp_path, steps=9)
+    found = derivatives(flight, loop)
+    assert {one.group for one in found} >= {"embed", "places", "blocks.0", "blocks.1", "norm", "head"}
+    assert all(one.backward == pytest.approx(one.difference, rel=1e-5, abs=1e-9) for one in found)
+    along = [one for one in found if one.direction == "gradient"]
+    assert all(one.backward > 0 for one in along), "along itself a gradient has its own norm"
+
+
+def test_objects_that_were_given_are_left_as_they_were(tmp_path: Path) -> None:
+    flight, loop = recorded(faults.DoubledRate, tmp_path)
+    before = [parameter.clone() for parameter in loop.model.parameters()]
+    rng = torch.get_rng_state()
+    Auditor(flight, loop).run()
+    Judge(flight, loop).findings()
+    derivative_findings(flight, loop)
+    assert all(torch.equal(a, b) for a, b in zip(before, loop.model.parameters(), strict=True))
+    assert torch.equal(rng, torch.get_rng_state())
+    assert loop.optimizers[0].state == {}
+
+
+def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
+    """Rates of 60 updates: a ramp, a jump up by 2, a fall by 10, a return, a jump above all before."""
+
+    def found(rates: list[float]) -> list[tuple[int, bool]]:
+        flight = Flight([], {"scheduler": None})
+        for step in range(1, len(rates)):
+            if rates[step] != rates[step - 1]:
+                fact = {"step": step, "kind": "setting", "name": "optimizer 0 group 0 lr"}
+                flight.facts.append({**fact, "before": rates[step - 1], "after": rates[step]})
+        return [(one.step, one.accused) for one in fact_findings(flight)]
+
+    ramp = [0.1 * (t + 1) for t in range(10)]
+    assert found(ramp + [1.0] * 5) == []
+    assert found([*ramp, *[1.0] * 5, *[2.0] * 5, *[0.2] * 5, *[2.0] * 5, *[4.0] * 5]) == [
+        (15, True), (20, False), (25, False), (30, True),
+    ]  # fmt: skip
+    assert found([1.0] * 5 + [1.49] * 5) == []
+    assert found([0.9**t for t in range(30)]) == []
+    assert found([2.0**t for t in range(9)]) == [], "an exponential ramp, as of a range test"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_more_micro_batches_are_replayed_if_declared_and_a_note_if_not(declared: bool, tmp_path: Path) -> None:
+    given = recorder(**({"accumulate": "batches"} if declared else {}))
+    loop, fresh = Loop(), Loop()
+    with sl.watch(
+        loop.model, out=tmp_path / "run", optimizer=loop.optimizer, record=given, probes="none", reference=None
+    ) as w:
+        for t in range(20):
+            parts = 1 if t < 10 else 2
+            total = torch.zeros(())
+            for part in range(parts):
+                loss = loss_fn(loop.model, w.batch(batch(2 * t + part))) / parts
+                loss.backward()
+                total += loss.detach()
+            w.step(loss=total)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    assert given.flight is not None
+    result = Auditor(given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, loss_fn, given)).run()
+    assert result.accused == [], [str(one) for one in result.findings]
+    assert result.is_equal == declared
+    assert [one.kind for one in result.findings] == ([] if declared else ["gradient scale"])
+
+
+def test_each_kind_of_finding_has_a_remedy() -> None:
+    assert set(REMEDIES) == set(KINDS)
+    one = AuditFinding("rate", "optimizer 0 group 0", 3, "the rate changed", "the ledger")
+    assert str(one) == f"Finding: the rate changed. Evidence: the ledger. To do: {REMEDIES['rate']}."
+    assert str(AuditFinding("attribute", "x", 3, "x changed", accused=False)) == "Note: x changed."

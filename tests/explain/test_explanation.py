@@ -1,0 +1,190 @@
+"""Explanations: a cause after an intervention alone, decoys, remedies, harmless trouble; controls and repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from faults import FIRST
+from loops import Loop, loss_fn, recorder, train
+
+import stabilitylab as sl
+from stabilitylab.errors import InputError, UsageError
+from stabilitylab.explain import Explanation, black_box
+from stabilitylab.explain.harm import Bench, Window, window_of
+from stabilitylab.explain.interventions import combined, controls, interventions, noise, swap
+from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
+from stabilitylab.store.identity import Identity
+
+
+def explained(kind: type[Loop], path: Path, steps: int = 44, **options: Any) -> Explanation:
+    """Train with a fault, and explain the run from its black box with a fresh loop."""
+    train(kind(), path / "run", steps, recorder())
+    fresh = Loop()
+    return sl.explain(path / "run", fresh.model, loss_fn, fresh.optimizer, **options)
+
+
+def test_a_rate_that_was_raised_is_a_cause(tmp_path: Path) -> None:
+    found = explained(faults.LargeRate, tmp_path)
+    assert found.verdict == "cause", str(found)
+    assert found.cause == f"learning rate at step {FIRST} (x40)"
+    text = str(found)
+    assert f"with the learning rate of step {FIRST - 1} the score" in text
+    assert "6 of 6 repeats" in text
+    assert "no control does (0 of 4)" in text
+    tried = found.experiment
+    assert tried is not None
+    (first,) = [one for one in tried.trials if one.intervention.name == "learning rate as before"]
+    assert (len(first.repeats), len(first.confirmed), first.healed) == (3, 3, True)
+    assert len(tried.controls) == 4
+    assert all(tried.healthy.is_harmed(score) for _, score in tried.controls)
+    assert found.exit_code == 1
+
+
+def test_what_is_outside_the_declared_update_is_healed_by_declaration_alone(tmp_path: Path) -> None:
+    found = explained(faults.FlippedForGood, tmp_path)
+    assert found.verdict == "cause", str(found)
+    assert found.experiment is not None
+    assert found.experiment.declared_heals
+    assert found.experiment.trials == [], "the declared update alone heals: there it stops"
+    assert f"the gradients of update {FIRST} were negated" in found.sentences[-1]
+    assert "6 of 6 jittered repeats" in found.sentences[-1]
+
+
+@pytest.mark.parametrize("kind", [faults.ShiftedForGood, faults.ShiftedWithDecoy])
+def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_path: Path) -> None:
+    found = explained(kind, tmp_path)
+    assert found.verdict == "cause", str(found)
+    assert found.cause.startswith("shifted labels in updates 22 to"), str(found)
+    assert found.experiment is not None
+    decoys = [one for one in found.experiment.trials if one.intervention.name == "learning rate as before"]
+    assert [one.healed for one in decoys] == ([False] if kind is faults.ShiftedWithDecoy else [])
+
+
+def test_a_bad_batch_that_the_run_forgets_has_no_lasting_harm(tmp_path: Path) -> None:
+    found = explained(faults.BadBatch, tmp_path)
+    assert found.verdict == "no lasting harm", str(found)
+    assert found.exit_code == 1, "the batch is a finding"
+    assert [(one.kind, one.step) for one in found.findings] == [("bad batch", FIRST)]
+    assert found.experiment is None
+
+
+def test_a_healthy_run_has_no_trouble_and_an_equal_audit(tmp_path: Path) -> None:
+    found = explained(Loop, tmp_path, steps=20)
+    assert (found.verdict, found.exit_code, found.findings) == ("no trouble", 0, [])
+    assert "all 20 replayed updates are equal" in found.sentences[0]
+
+
+def test_an_audit_makes_no_intervention(tmp_path: Path) -> None:
+    found = explained(faults.LargeRate, tmp_path, audit=True)
+    assert (found.verdict, found.experiment) == ("finding", None)
+    assert [one.kind for one in found.findings] == ["rate"]
+    assert any("--audit" in why for why in found.unchecked)
+
+
+def test_without_a_model_the_ledger_speaks(tmp_path: Path) -> None:
+    train(faults.LargeRate(), tmp_path / "run", 44, recorder())
+    found = sl.explain(tmp_path / "run")
+    assert [(one.kind, one.step) for one in found.findings] == [("rate", FIRST)]
+    assert "nothing was replayed" in found.unchecked[0]
+    with pytest.raises(UsageError, match="together"):
+        sl.explain(tmp_path / "run", Loop().model)
+
+
+def test_a_run_without_a_black_box_is_refused_with_its_reason(tmp_path: Path) -> None:
+    loop = Loop()
+    with sl.watch(loop.model, out=tmp_path / "run", optimizer=loop.optimizer, reference=None, record=recorder()) as w:
+        w.step(loss=1.0)
+    with pytest.raises(InputError, match="cannot be replayed: no batch was given"):
+        sl.explain(tmp_path / "run")
+    train(Loop(), tmp_path / "other", 2)
+    with pytest.raises(InputError, match="has no black box"):
+        sl.explain(tmp_path / "other")
+    with pytest.raises(InputError, match="has recorded nothing"):
+        sl.explain(recorder())
+
+
+def test_benign_changes_and_their_combination_do_what_they_say(tmp_path: Path) -> None:
+    train(Loop(), tmp_path / "run", 16, recorder())
+    flight = black_box.chosen(tmp_path / "run", Identity())
+    fresh = Loop()
+    loop = DeclaredLoop.of(flight, fresh.model, fresh.optimizer, loss_fn)
+    window = Window(8, 12, 14, 16, (0, 1))
+    with loop.kept():
+        plain = UpdateReplay(flight, loop)
+        losses = plain.losses(8, 16)
+        assert losses == [flight.updates[step].loss for step in range(8, 16)]
+        UpdateReplay(flight, loop, noise(3)).begin(8)
+        weight, before = fresh.model.head.weight, flight.snapshots[8]["tensors"]["head.weight"]
+        size = (weight - before).square().mean().sqrt() / before.square().mean().sqrt()
+        assert float(size.detach()) == pytest.approx(1e-4, rel=0.15)
+        swapped = UpdateReplay(flight, loop, swap(flight, 9, 10)).losses(8, 16)
+        assert swapped[0] == losses[0]
+        assert swapped[1] != losses[1]
+        both = UpdateReplay(flight, loop, combined(noise(3), swap(flight, 9, 10))).losses(8, 16)
+        assert both[0] != losses[0]
+        assert both == UpdateReplay(flight, loop, combined(swap(flight, 9, 10), noise(3))).losses(8, 16)
+        assert [len(UpdateReplay(flight, loop, change).losses(8, 16)) for _, change in controls(flight, window)] == [
+            8
+        ] * 4
+        bench = Bench(flight, loop, window)
+        assert bench.score_after() == bench.score_after()
+        assert bench.updates == 16
+
+
+def test_remedies_come_last_and_the_window_begins_before_the_onset(tmp_path: Path) -> None:
+    train(faults.LargeRate(), tmp_path / "run", 44, recorder())
+    flight = black_box.chosen(tmp_path / "run", Identity())
+    window = window_of(flight, [FIRST])
+    assert window is not None
+    assert (window.start, window.onset) == (16, FIRST)
+    assert window.trouble >= FIRST
+    roles = [one.role for one in interventions(flight, window, [])]
+    assert roles == sorted(roles), "causes before remedies"
+    assert roles.count("remedy") == 3
+    flight.trouble = None
+    assert window_of(flight, []) is None
+
+
+def test_a_level_that_a_control_reaches_lets_no_intervention_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard can fail: here each benign control is one that heals."""
+    from stabilitylab.explain import interventions as module
+
+    def healing(flight: Any, window: Window) -> Any:
+        one = next(one for one in interventions(flight, window, fact) if one.name == "learning rate as before")
+        yield "a benign change", one.change
+
+    train(faults.LargeRate(), tmp_path / "run", 44, recorder())
+    fact = sl.explain(tmp_path / "run").findings
+    monkeypatch.setattr(module, "controls", healing)
+    fresh = Loop()
+    found = sl.explain(tmp_path / "run", fresh.model, loss_fn, fresh.optimizer)
+    assert found.verdict == "no cause found"
+    assert "a benign change (a benign change) heals as well" in found.sentences[-1]
+    assert "learning rate as before" in found.sentences[-1]
+
+
+def test_a_killed_explanation_leaves_the_run_as_it_was_and_can_be_run_again(tmp_path: Path) -> None:
+    train(faults.LargeRate(), tmp_path / "run", 44, recorder())
+    before = {path: path.read_bytes() for path in black_box.found(tmp_path / "run")}
+    calls = 0
+
+    def killed(model: Any, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise KeyboardInterrupt
+        return loss_fn(model, batch)
+
+    fresh = Loop()
+    kept = [parameter.clone() for parameter in fresh.model.parameters()]
+    with pytest.raises(KeyboardInterrupt):
+        sl.explain(tmp_path / "run", fresh.model, killed, fresh.optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(kept, fresh.model.parameters(), strict=True))
+    assert {path: path.read_bytes() for path in black_box.found(tmp_path / "run")} == before
+    assert sl.explain(tmp_path / "run", fresh.model, loss_fn, fresh.optimizer, audit=True).verdict == "finding"
