@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from loops import Batch, Loop, batch
-from torch import Tensor, nn
+from torch import Tensor
 
 FIRST = 22
 
@@ -162,11 +162,6 @@ class Evaluates(Loop):
             torch.rand(3)  # as a loader that draws a seed does
             self.model.load_state_dict(kept)
             self.model.train()
-
-
-def patched(loop: Loop) -> nn.Module:
-    """A fresh model of the loop's kind."""
-    return type(loop)().model
 
 
 class LargeRate(Loop):

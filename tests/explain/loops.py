@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +125,3 @@ def ready() -> dict[str, Any]:
     """A factory, as ``stabilitylab explain --factory`` takes it."""
     model = Tiny()
     return {"model": model, "loss_fn": loss_fn, "optimizer": torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)}
-
-
-Fault = Callable[[], Loop]

@@ -54,7 +54,7 @@ def test_what_is_outside_the_declared_update_is_healed_by_declaration_alone(tmp_
     assert "6 of 6 jittered repeats" in found.sentences[-1]
 
 
-@pytest.mark.parametrize("kind", [faults.ShiftedForGood, faults.ShiftedWithDecoy])
+@pytest.mark.parametrize("kind", [pytest.param(faults.ShiftedForGood, marks=pytest.mark.slow), faults.ShiftedWithDecoy])
 def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_path: Path) -> None:
     found = explained(kind, tmp_path)
     assert found.verdict == "cause", str(found)
