@@ -58,6 +58,8 @@ class Probe:
     together: ClassVar[bool] = False  # is there a measure_together()?
     heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
     in_step: ClassVar[bool] = False  # on="step": does it take what an optimizer sums in its step (Parameters.in_step)?
+    in_one_process: ClassVar[bool] = False  # is it taken in a single process alone?
+    by_name: ClassVar[bool] = False  # is it taken where its name is given, and not with "all"?
     brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
     awake: bool = True  # is the coming row probed?
     data_rank: tuple[int, int] = (0, 1)  # the number of this rank among those with different batches, and how many

@@ -15,8 +15,7 @@ from . import style
 from .style import GREY, INK
 
 WIDTH, HEIGHT = 7.0, 2.6  # inches of a pass
-MARK = "#d55e00"  # Okabe and Ito's vermillion
-FED = "#0072b2"
+MARK, FED = "#a50f15", "#31688e"  # no colours of architectures
 LOWEST = 1e-12  # share of the largest error below which an error of 0 is drawn
 TITLES = {"forward": "forward", "backward": "backward (dE/dx, at the depth of x)"}
 

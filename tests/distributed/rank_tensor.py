@@ -169,7 +169,15 @@ def train_cut(
 
     def watch(**more: Any) -> Watcher:
         return Watcher(
-            model, sink, every=1, update_every=1, mask=lambda: now, probes="all", strict=True, **more, **options
+            model,
+            sink,
+            every=1,
+            update_every=1,
+            mask=lambda: now,
+            probes="all",
+            strict=True,
+            **more,
+            **options,
         )
 
     def reference() -> dict[str, Tensor]:

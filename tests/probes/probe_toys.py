@@ -16,7 +16,8 @@ from stabilitylab.schema import Cells, Table
 VOCAB, WIDTH = 23, 8
 CURVATURE = {name for name, probe in PROBES.items() if probe.on == "curvature"}  # which need a loss of their own
 # what finds its places in a model that shows no branches and has no experts
-WITHOUT_TAPS = set(PROBES) - {"branch_variance", "router"} - CURVATURE
+BY_NAME = {name for name, probe in PROBES.items() if probe.by_name}
+WITHOUT_TAPS = set(PROBES) - {"branch_variance", "router", "mixing_gain"} - CURVATURE - BY_NAME
 
 
 class Alpha:

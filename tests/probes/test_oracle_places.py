@@ -18,9 +18,6 @@ PROBES = {
     *("activation_sparsity", "model_update", "update_ratio", "branch_variance", "attention", "adam", "outliers"),
     *("ln_gain", "residual_norm", "logits", "rank", "layer_branch", "output_norm", "attention_heads"),
 }
-FINGERPRINTS = {  # whose places are modules, not sub-layers: test_probes_fingerprint.py
-    *("fingerprint", "fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient"),
-}
 REFERENCE = {
     *("cosine_similarity", "activation_sparsity", "model_update", "branch_variance"),
     *("attention", "outliers", "logits", "rank", "layer_branch", "output_norm"),
@@ -86,7 +83,7 @@ def places(case: str, table: str) -> list[Place]:
 @ALL
 def test_each_place_has_one_row_in_each_table_where_it_belongs(case: str) -> None:
     run = run_of(case, torch.float32 if case != "dropout" else torch.float64)
-    assert set(run.tables) == PROBES | FINGERPRINTS
+    assert set(run.tables) == PROBES
     for table in PROBES:
         assert Counter(run.places(table)) == Counter(places(case, table))
         assert len({row.site for row in run.tables[table].rows}) == len(run.tables[table].rows)
@@ -128,7 +125,7 @@ def test_each_row_of_a_run_holds_the_tables_that_it_should(case: str) -> None:
     assert run.closed
     assert list(run.rows) == list(range(UPDATES + 1))
     for t, (_, tables) in run.rows.items():
-        assert set(tables) == (PROBES | FINGERPRINTS if t < UPDATES else REFERENCE)
+        assert set(tables) == (PROBES if t < UPDATES else REFERENCE)
         assert not any(cells.absent.any() for cells in tables.values())
 
 

@@ -11,7 +11,9 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of, masks, train
 from torch import Tensor, nn
 
+from stabilitylab.errors import UsageError
 from stabilitylab.probes import Sketch, Watcher
+from stabilitylab.probes.parameters.pieces import Parameters
 
 K = 16
 TABLES = ("fingerprint", "fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
@@ -246,3 +248,12 @@ def test_the_name_brings_its_companions_and_no_default_row_has_them() -> None:
     assert set(chosen("fingerprint,-fingerprint_gradient")) == {*TABLES} - {"fingerprint_gradient"}
     assert not {*TABLES} & set(chosen("default"))
     assert not any(PROBES[name].default for name in TABLES)
+
+
+def test_several_ranks_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know how they share a batch or a layer: a sentence where it is named, and dropped from "all"."""
+    monkeypatch.setattr(Parameters, "alone", False)
+    with pytest.raises(UsageError, match="probe 'fingerprint' is taken in a single process"):
+        Watcher(Toy(), ListSink(), probes="fingerprint")
+    with Watcher(Toy(), ListSink(), probes="all") as watcher:
+        assert not any(name.startswith("fingerprint") for name in watcher.tables)

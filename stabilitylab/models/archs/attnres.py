@@ -84,7 +84,7 @@ class OverOutputs(Attending):  # no "attention" in its name, by which probes kno
     "attnres-block",
     title="AttnRes (blocks)",
     colour="#CC79A7",
-    marker="v",
+    marker="X",
     rank=300,
     gains="base",
     family="More streams, since 2024",

@@ -28,7 +28,7 @@ STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "r
 
 def chosen(names: Names) -> dict[str, bool]:
     """Probe names in order, each with whether the caller named it; "default", "all", "standard", "none" and "-name" are
-    groups."""
+    groups. "all" leaves out those that say ``by_name``."""
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip()]
     if all(name.startswith("-") for name in listed):
@@ -36,7 +36,8 @@ def chosen(names: Names) -> dict[str, bool]:
     picked: dict[str, bool] = {}
     for name in listed:
         if name in ("default", "all"):
-            picked |= {known: picked.get(known, False) for known, p in PROBES.items() if p.default or name == "all"}
+            asked = {known for known, p in PROBES.items() if p.default or (name == "all" and not p.by_name)}
+            picked |= {known: picked.get(known, False) for known in PROBES if known in asked}
         elif name == "standard":
             picked |= {known: picked.get(known, False) for known in STANDARD}
         elif name.startswith("-"):
@@ -155,6 +156,8 @@ def _missing(
                 "reference": "needs reference=, a function that runs the model on a fixed batch",
                 "loss": LOSS,
             }[need]
+    if probe.in_one_process and not parameters.alone:
+        return "is taken in a single process: it does not know yet how several ranks share a batch or a layer"
     if isinstance(probe, CurvatureProbe) and parameters.split:
         return "does not know parameters that share= says are split"
     if isinstance(probe, (ParameterProbe, CurvatureProbe)):

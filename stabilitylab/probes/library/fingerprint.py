@@ -27,6 +27,8 @@ class _OfModules(Probe):
     """Sums of what a module takes or yields; the token's logical index is (sample of the row, position among the real
     tokens of the sample)."""
 
+    in_one_process = by_name = True
+
     def __init__(self) -> None:
         self._norm = WideNorm()
         self._order: dict[str, int] = {}
@@ -110,6 +112,8 @@ class FingerprintGradient(_OfModules):
 class _OfParameters(ParameterProbe):
     """Sums of every single parameter, or of its gradient; the logical indices are the output and the input of a weight,
     whichever way it is stored."""
+
+    in_one_process = by_name = True
 
     def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
         raise NotImplementedError

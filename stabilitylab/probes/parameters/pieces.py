@@ -174,6 +174,11 @@ class Parameters:
         return [self.names[index] for index, differs in zip(copies, apart, strict=True) if differs]
 
     @property
+    def alone(self) -> bool:
+        """True if a single process trains the model."""
+        return self._ranks.alone
+
+    @property
     def split(self) -> bool:
         """True if the caller says that some parameters are split over ranks."""
         ranks = self._ranks
