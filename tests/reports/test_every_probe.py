@@ -167,7 +167,7 @@ def test_a_foreign_model_under_watch_reaches_the_page_with_foreign_probes(run, t
     watched(tmp_path / "runs" / "mine", "ln_input,tanh_saturation,spread,weight_norm,ln_gain,adam")
     (record,) = load(tmp_path / "runs")
     assert {"tanh_saturation", "spread", "weight_norm", "ln_input"} <= {*record.run.tables}
-    code, out, err = run("report", "runs", "--figure", "branchnorm:8", "--json")
+    code, out, err = run("report", "runs", "--figure", "branchnorm:8", "--run", record.name, "--json")
     assert (code, json.loads(out)["failed"]) == (0, []), err
     found = shown(Document(tmp_path / "report" / "index.html"), record.run)
     assert units(found["tanh_saturation"]) == {"share of units"}

@@ -110,7 +110,9 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
     assert {"mine-sound.png", "mine-sound.csv", "run-branchnorm-3.pdf"} <= made
     assert not any(name.startswith("mine-") and not name.startswith("mine-sound") for name in made)  # no half of one
     ledger = {one["id"]: one for one in json.loads((tmp_path / "report" / "claims.json").read_text())["claims"]}
-    assert (ledger["C99"]["verdict"], ledger["C41"]["effects"][0]["n"]) == ("not testable", 1)
+    assert ledger["C99"]["verdict"] == "not testable"
+    assert "C11" in ledger  # of deepnet:3
+    assert "C41" not in ledger  # of a figure that was not asked for
     assert "its test failed (ValueError: no column 'x' in this table)" in ledger["C99"]["why"]
 
 
