@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from stabilitylab.sweep import Ledger
+from stabilitylab.verdict import READS_NATS
 
 LEDGER = Path(__file__).with_name("ledger.csv")
 CANDIDATES = ((160, 3e-4), (160, 6e-4), (240, 3e-4), (240, 6e-4))  # updates, rate
 ARCHS, SEEDS = ("branchnorm", "deepnorm"), (100, 101, 102)
-READS = 0.1  # nats a token
 
 
 def worth(arch: str, seed: int, updates: int, rate: float) -> float | None:
@@ -42,11 +42,12 @@ def reads(updates: int, rate: float, runs: Path) -> bool:
     """Return True if every run of a candidate reads its source; stop at the first that does not."""
     for seed in SEEDS:
         for arch in ARCHS:
-            if worth(arch, seed, updates, rate) is None:
-                make(arch, seed, updates, rate, runs)
             found = worth(arch, seed, updates, rate)
+            if found is None:
+                make(arch, seed, updates, rate, runs)
+                found = worth(arch, seed, updates, rate)
             print(f"{updates} updates at {rate:g}, {arch}, seed {seed}: source worth {found}", flush=True)
-            if found is None or not found > READS:
+            if found is None or not found > READS_NATS:
                 return False
     return True
 

@@ -1,0 +1,43 @@
+"""results/default: the first candidate of which every run reads its source, and no run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from loose_scripts import scripts_of
+
+
+@pytest.fixture
+def script() -> Iterator[ModuleType]:
+    with scripts_of("results/default") as load:
+        yield load("make")
+
+
+def test_a_candidate_ends_at_its_first_run_that_does_not_read(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 160 updates DeepNorm's second seed ignores its source; at 240 and 3e-4 every run reads."""
+    known: dict[tuple, float] = {("branchnorm", 100, 160, 3e-4): 0.3}
+    made: list[tuple] = []
+
+    def make(*run: object) -> None:
+        made.append(run[:4])
+        known[run[:4]] = 0.1 if run[:3] == ("deepnorm", 101, 160) else 0.3
+
+    monkeypatch.setattr(script, "make", make)
+    monkeypatch.setattr(script, "worth", lambda *run: known.get(run))
+    monkeypatch.setattr("sys.argv", ["make.py", "--runs", str(tmp_path)])
+    script.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "the default: 240 updates at 0.0003"
+    assert len(made) == len(set(made)) == 3 + 4 + 6  # one run was known
+    assert ("branchnorm", 102, 160, 3e-4) not in made
+
+
+def test_what_the_ledger_has_is_read(script: ModuleType) -> None:
+    found = script.worth("branchnorm", 100, 160, 3e-4)
+    assert found is not None
+    assert found < 0.1
+    assert script.worth("branchnorm", 100, 161, 3e-4) is None
