@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from .errors import UsageError
 from .registry import Room, spelling
 
 ROOM = Room("stabilitylab.models.archs", "stabilitylab.archs")
 Gains = Literal["base", "times base", "own", "beta"]
 Stream = Literal["norm", "sum", "mixed"]
+MARKERS = ("o", "v", "^", "<", ">", "s", "D", "d", "P", "X", "h", "p", "*")  # matplotlib's, with a shape on the page
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class ArchNote:
     scheduled: bool = False  # a schedule drives its alpha
     takes_alpha: bool = False  # model.alpha replaces one of its constants
     recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that its paper requires
+
+    def __post_init__(self) -> None:
+        if self.marker and self.marker not in MARKERS:
+            raise UsageError(f"architecture {self.name!r}: marker {self.marker!r} is none of {' '.join(MARKERS)}.")
 
     @property
     def look(self) -> tuple[str, str] | None:
@@ -81,6 +88,17 @@ def families() -> dict[str, list[str]]:
             found.setdefault(each.family, []).append(each)
     ordered = sorted(found.items(), key=lambda item: max(each.rank for each in item[1]))
     return {family: [each.name for each in own] for family, own in ordered}
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Remove the notes that are added within this context when it ends."""
+    kept = dict(_added)
+    try:
+        yield
+    finally:
+        _added.clear()
+        _added.update(kept)
 
 
 @cache

@@ -4,8 +4,8 @@ architectures."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ..arch_notes import ROOM, ArchNote, Gains, Stream, add, notes
+from ..arch_notes import restored as restored_notes
 from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError, bounded
 from ..inputs import shown
@@ -255,6 +256,11 @@ class Residual(nn.Module):
 
 
 class _Archs(Registry[type[Residual]]):
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        with super().restored(), restored_notes():
+            yield
+
     def resolve(self, name: str) -> str:
         if why := MISSING.get(spelling(name)):
             raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")

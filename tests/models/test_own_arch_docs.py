@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from stabilitylab.arch_notes import note
+from stabilitylab.errors import UsageError
 from stabilitylab.models import ARCHS, Residual, build_model
 from stabilitylab.store import Run
 
@@ -49,6 +51,21 @@ def test_the_scheme_is_its_formula() -> None:
             x, beside = norm(x + branch), (1 - G) * beside + G * branch
         np.testing.assert_allclose(ends[0], x + norm(beside), atol=1e-10)
         assert len(seen) == 2 * 3
+
+
+def test_a_restored_registry_has_no_note_of_the_scheme() -> None:
+    with ARCHS.restored():
+        exec(compile(SCHEME, "docs/own-arch.md", "exec"), {"__name__": "my_arch"})
+        own = note("echo")
+        assert own is not None
+        assert own.look == ("#7B3294", "d")
+    assert note("echo") is None
+
+
+def test_a_marker_without_a_shape_is_refused_by_name() -> None:
+    with ARCHS.restored(), pytest.raises(UsageError, match=r"architecture 'echo': marker '8' is none of o v \^"):
+        exec(compile(SCHEME.replace('marker="d"', 'marker="8"'), "docs/own-arch.md", "exec"), {"__name__": "my_arch"})
+    assert note("echo") is None
 
 
 def test_the_page_names_what_an_architecture_may_say() -> None:

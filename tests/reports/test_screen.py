@@ -8,11 +8,13 @@ import math
 import re
 import zlib
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pages import a_table, heat, lines
 
+from stabilitylab.arch_notes import MARKERS
 from stabilitylab.reports import paper, style
 from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series, compared
 from stabilitylab.reports.page import screen
@@ -65,7 +67,9 @@ def test_looks_are_those_of_paper() -> None:
     assert screen.look(Series("x", [1], [1], colour="#123456", dash="dotted", marker="none")) == {
         "colour": "#123456", "dash": "dot", "symbol": "circle", "face": "#123456", "marked": False
     }  # fmt: skip
-    assert {look[1] for look in style.looks().values()} <= screen.MARKERS.keys()
+    assert {*MARKERS, "none"} == screen.MARKERS.keys()
+    drawn = (Path(screen.__file__).parent / "templates" / "parts.html").read_text(encoding="utf-8")
+    assert [shape for shape in screen.MARKERS.values() if f'"{shape}": "M' not in drawn] == []
     assert set(style.DASHES) <= screen.DASHES.keys()
 
 

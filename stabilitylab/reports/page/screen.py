@@ -18,7 +18,8 @@ from ..pooling import COLUMNS, pool, telling
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
 MARKERS = {
     "o": "circle", "v": "triangle-down", "^": "triangle-up", "s": "square", "D": "diamond", "P": "cross", "X": "x",
-    "h": "hexagon", "p": "pentagon", "*": "star", "none": "circle",
+    "h": "hexagon", "p": "pentagon", "*": "star", "d": "diamond-tall", "<": "triangle-left", ">": "triangle-right",
+    "none": "circle",
 }  # fmt: skip
 DIGITS = 5  # significant ones that are embedded
 # The code of a heat map's cell: no such cell, a finding, or FIRST + its place among LEVELS steps from low to high.
