@@ -57,13 +57,17 @@ class Launch:
                     self._launch()
                 except (processes.ProcessExitedException, processes.ProcessRaisedException) as error:
                     ended.write_text(str(error))
-                    raise
+                    pytest.fail(f"{error}\n{self._crashes()}", pytrace=False)
                 ended.touch()
-        if (
-            broke := ended.read_text()
-        ):  # once for all tests: another launch would find what this one left, and wait as long
-            pytest.fail(broke)
+        # Once for all tests: another launch would find what this one left, and wait as long.
+        if broke := ended.read_text():
+            pytest.fail(broke, pytrace=False)
         self._results = [torch.load(path, weights_only=False) for path in paths]
+
+    def _crashes(self) -> str:
+        """What each rank was at, and its stacks if a signal ended it: the end of what it wrote."""
+        written = {path.name: path.read_text().rpartition("case ")[2] for path in self._folder.glob("crash-*.txt")}
+        return "\n".join(f"{name}: {text[:4000]}" for name, text in sorted(written.items()))
 
     def _launch(self) -> None:
         import rank_cases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import traceback
 from collections.abc import Callable
@@ -71,11 +72,14 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
 
 
 def run(rank: int, folder: Path, names: list[str], size: int) -> None:
-    """One rank: every case in turn; what it returned, or its traceback, goes to the folder."""
+    """One rank: every case in turn; what it returned, or its traceback, goes to the folder, and where a crash came."""
+    crash = (folder / f"crash-{rank}.txt").open("w")
+    faulthandler.enable(crash, all_threads=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     results: dict[str, Any] = {}
     for name in names:
+        print(f"case {name}", file=crash, flush=True)
         try:
             results[name] = every_case(size)[name](folder)
         except Exception:
@@ -83,6 +87,7 @@ def run(rank: int, folder: Path, names: list[str], size: int) -> None:
             break  # the other rank may be waiting: it ends when this process does
         finally:
             torch.save(results, folder / f"rank-{rank}.pt")
+    print("after the last case", file=crash, flush=True)
     dist.destroy_process_group()
 
 
