@@ -19,7 +19,7 @@ from ..rules import Max, Mean, Norm, Rule, Sketch
 SKETCH = Sketch(k=16)
 COLUMNS: Mapping[str, Rule] = {"norm": Norm(), "call": Mean(), "ulp": Max(), **SKETCH.columns}
 OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.columns}
-UNITS = {column: "units of the value" for column in OF_PARAMETERS} | {"ulp": "relative"}
+UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"ulp": "relative"}
 SAMPLE = 40  # bits of a token's logical index behind the number of its sample
 POSITION = 16  # bits behind its position in the sample
 
