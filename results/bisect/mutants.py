@@ -78,16 +78,6 @@ def _wrong_weight(path: str) -> Callable[[nn.Module], None]:
     return edit
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 2 * gradients[0]
-
-
 def _takes(path: str, change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], None]:
     def edit(model: nn.Module) -> None:
         module: Any = model.get_submodule(path)
@@ -138,6 +128,6 @@ MUTANTS = (
     Mutant("branch scaled by 0.9", ALL, N, _set(N, gain=0.9)),
     Mutant("positions off by one", BIASED, "embedding", _set("embedding", offset=1)),
     Mutant("wrong weight: rows reversed", ALL, f"{A}.v", _wrong_weight(f"{A}.v.weight"), "weights"),
-    Mutant("gradient scaled by 2", ALL, M, _takes(M, _Scaled.apply), "backward"),
+    Mutant("gradient scaled by 2", ALL, M, _takes(M, lambda x: 2 * x - x.detach()), "backward"),
 )
 assert len(MUTANTS) == 40

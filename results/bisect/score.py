@@ -11,7 +11,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scipy import stats
+from stabilitylab.reports.statistics import share_interval
 
 HERE = Path(__file__).parent
 CONTROL = {"fp32": 0.6 * 2.0**-23, "bf16": 0.6 * 2.0**-7}  # rule 2
@@ -27,17 +27,10 @@ def read(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def interval(hits: int, of: int) -> tuple[float, float]:
-    """The interval of Clopper and Pearson, 95 %."""
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(0.025, hits, of - hits + 1))
-    high = 1.0 if hits == of else float(stats.beta.ppf(0.975, hits + 1, of - hits))
-    return low, high
-
-
 def share(hits: int, of: int) -> str:
     if not of:
         return "-"
-    low, high = interval(hits, of)
+    low, high = share_interval(hits, of)
     return f"{hits} of {of} ({100 * hits / of:.0f} % [{100 * low:.0f}, {100 * high:.0f}])"
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ..errors import UsageError
 from ..probes import Mask
-from .judging import LIMIT, ONE_ROUNDING, PlaceGap, coarser_ulp, judged
+from .judging import LIMIT, PlaceGap, coarser_ulp, control_of, judged
 from .matching import matched
 from .model_pass import LossFunction
 from .prints import Fingerprint
@@ -106,12 +106,8 @@ def _fed(
     for place in places:
         if place.phase != "forward" or math.isnan(error := errors.get(place.name, math.nan)):
             continue
-        known = [each[place.name] for each in controls if math.isfinite(each.get(place.name, math.nan))]
-        control = max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp)
+        control = control_of((each.get(place.name, math.nan) for each in controls), ulp)
         found.append(
-            PlaceGap(
-                "forward", place.name, place.other, place.stack, place.layer, place.sublayer, error, 0.0, control, 0.0,
-                error, place.order,
-            )
-        )  # fmt: skip
+            replace(place, error=error, standard_error=0.0, control=control, inherited=0.0, added=error, judged=True)
+        )
     return tuple(found)

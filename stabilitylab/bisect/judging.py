@@ -21,8 +21,9 @@ NO_SIGNAL = 1e-4  # of the largest gradient of a layer: a smaller one is the rou
 @dataclass(frozen=True)
 class PlaceGap:
     """A place of both sides. ``error``: the relative difference, ``standard_error`` of its estimate; ``control``: that
-    of the control; ``entering``: the error where the data enter the module, over the control there (g ``entering`` is
-    the inherited error); ``added``: sqrt(max(0, error^2 - inherited^2)); ``factor``: ``added`` over the control."""
+    of the control; ``inherited``: the part of the error that what enters the module explains; ``added``:
+    sqrt(max(0, error^2 - inherited^2)); ``factor``: ``added`` over the control; ``judged``: False where the two sides
+    cannot be compared."""
 
     phase: str
     name: str  # in the first
@@ -35,7 +36,6 @@ class PlaceGap:
     control: float
     inherited: float
     added: float
-    order: float = 0.0
     judged: bool = True
 
     @property
@@ -91,6 +91,12 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
     return tuple(found)
 
 
+def control_of(errors: Iterable[float], ulp: float) -> float:
+    """Return the root mean square of the errors of controls that are known, and at least one rounding."""
+    known = [error for error in errors if math.isfinite(error)]
+    return max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp)
+
+
 def _before(
     place: PlaceGap, ratios: Mapping[tuple[str, str], float], so_far: float, largest: Mapping[str, float]
 ) -> float:
@@ -127,8 +133,7 @@ def _in_order(
             ulp = max(ulp, pair.a.ulp, pair.b.ulp) if phase != "weights" else max(pair.a.ulp, pair.b.ulp)
             calls += phase in ("forward", "backward")
             grown = 1.0 if made or phase == "weights" else math.sqrt(1 + calls / GROWTH)
-            known = [each for each in own.get((phase, pair.a.name), []) if math.isfinite(each)]
-            control = max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp * grown)
+            control = control_of(own.get((phase, pair.a.name), ()), ulp * grown)
             seen = gaps[phase, pair.a.name]
             is_noise = phase in ("gradients", "update") and max(pair.a.norm, pair.b.norm) < (
                 NO_SIGNAL * top[pair.a.stack, pair.a.layer]
@@ -136,7 +141,7 @@ def _in_order(
             is_other = phase == "backward" and pair.a.name in elsewhere
             place = PlaceGap(
                 phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
-                seen.error, control, 0.0, seen.relative, float(len(found)), judged=not (is_noise or is_other),
+                seen.error, control, 0.0, seen.relative, judged=not (is_noise or is_other),
             )  # fmt: skip
             found.append(place)
     return found

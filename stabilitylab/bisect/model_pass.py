@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,8 +64,8 @@ def comparable(model: nn.Module, seed: int) -> Iterator[None]:
 def fingerprint_of(
     model: nn.Module, batch: Any, loss_fn: LossFunction, label: str, *, mask: Mask | None = None, seed: int = 0
 ) -> Fingerprint:
-    """Return the fingerprint of one forward and backward, in evaluation mode. Raises InputError if ``loss_fn`` fails,
-    UsageError if the model has no layers."""
+    """Return the fingerprint of one forward and backward, in evaluation mode; ``batch`` of its facts is a digest of the
+    batch. Raises InputError if ``loss_fn`` fails, UsageError if the model has no layers."""
     row = _Row()
     with comparable(model, seed):
         watcher = Watcher(model, row, probes="fingerprint", every=1, reference=None, mask=mask, strict=True)
@@ -74,7 +75,8 @@ def fingerprint_of(
             watcher.flush()
         finally:
             watcher.close()
-    facts = {"torch": torch.__version__, "device": str(next(model.parameters()).device)}
+    device = str(next(model.parameters()).device)
+    facts = {"torch": torch.__version__, "device": device, "batch": digest(batch)}
     return of_tables(label, 0, row.tables, row.cells, facts=facts)
 
 
@@ -88,3 +90,22 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: LossFunction) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError("loss_fn(model, batch) must return one number with a gradient.")
     return loss.reshape(())
+
+
+def digest(batch: Any) -> str:
+    """Return a digest of the numbers of a batch, whatever holds them."""
+    found = hashlib.blake2b(digest_size=8)
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.update(f"{tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+        elif isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                add(value[key])
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for item in value:
+                add(item)
+
+    add(batch)
+    return found.hexdigest()

@@ -144,32 +144,41 @@ def steps_of(run: Run) -> list[int]:
     """Return the steps of a run that have a fingerprint. Raises UsageError without any."""
     if TABLES["forward"] not in run.tables:
         raise UsageError(f"{run.path} has no fingerprint: {HOW}.")
-    found = np.unique(run.arrow(TABLES["forward"], columns=["norm"])["step"].to_numpy())
+    found = run.steps(TABLES["forward"])
     if not len(found):
         raise UsageError(f"{run.path} has no row with a fingerprint yet.")
     return [int(step) for step in found]
 
 
+class RunPrints:
+    """The fingerprints of a run, whose tables are read once. Raises UsageError for a run without any."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.steps = run, steps_of(run)
+        self._tables = {name: run.table(name) for name in TABLES.values() if name in run.tables}
+        self._data = {name: run.arrow(name) for name in self._tables}
+
+    def at(self, step: int) -> Fingerprint:
+        """Return the fingerprint of a row. Raises UsageError if the run has none there."""
+        run = self._run
+        if step not in self.steps:
+            known = ", ".join(map(str, self.steps[:12]))
+            raise UsageError(f"{run.path} has no fingerprint at step {step}; it has {known}.")
+        facts = {key: run.manifest[key] for key in ("torch", "version", "device") if key in run.manifest}
+        return of_tables(str(run.path), step, self._tables, self._cells(step), self._cells(step + 1), facts)
+
+    def _cells(self, step: int) -> dict[str, Cells]:
+        found = {}
+        for name, table in self._tables.items():
+            part = self._data[name]
+            part = part.take(np.flatnonzero(part["step"].to_numpy() == step))
+            if part.num_rows == len(table.rows):
+                values = np.stack([part[column].to_numpy(zero_copy_only=False) for column in table.columns], axis=1)
+                absent = part["absent"].to_numpy(zero_copy_only=False)
+                found[name] = Cells(values.astype(np.float64), absent.astype(bool))
+        return found
+
+
 def of_run(run: Run, step: int) -> Fingerprint:
     """Return the fingerprint of a run's row. Raises UsageError if the run has none there."""
-    if step not in (known := steps_of(run)):
-        raise UsageError(f"{run.path} has no fingerprint at step {step}; it has {', '.join(map(str, known[:12]))}.")
-    tables = {table: run.table(table) for table in TABLES.values() if table in run.tables}
-    rows = {name: _rows(run, table, (step, step + 1)) for name, table in tables.items()}
-    cells, after = ({name: pair[at] for name, pair in rows.items() if pair[at] is not None} for at in (0, 1))
-    facts = {key: run.manifest[key] for key in ("torch", "version", "device") if key in run.manifest}
-    return of_tables(str(run.path), step, tables, cells, after, facts)  # pyright: ignore[reportArgumentType]
-
-
-def _rows(run: Run, table: Table, steps: Sequence[int]) -> list[Cells | None]:
-    data = run.arrow(table.name)
-    at, found = data["step"].to_numpy(), []
-    for step in steps:
-        rows = np.flatnonzero(at == step)
-        if len(rows) != len(table.rows):
-            found.append(None)
-            continue
-        part = data.take(rows)
-        values = np.stack([part[column].to_numpy(zero_copy_only=False) for column in table.columns], axis=1)
-        found.append(Cells(values.astype(np.float64), part["absent"].to_numpy(zero_copy_only=False).astype(bool)))
-    return found
+    return RunPrints(run).at(step)

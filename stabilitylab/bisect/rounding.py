@@ -27,11 +27,11 @@ class _Redrawn(torch.autograd.Function):
 
 
 @contextmanager
-def redrawn(model: nn.Module, ulp: float, seed: int, within: str = "") -> Iterator[None]:
+def redrawn(model: nn.Module, ulp: float, seed: int) -> Iterator[None]:
     """Round anew inside: each parameter, what each module with parameters of its own returns, and its gradient.
 
     An entry moves by at most one unit in the last place of the dtype whose spacing at 1 is ``ulp`` (a parameter by half
-    a unit, as a cast does). ``within``: only the module of this name. Parameters are restored bit for bit.
+    a unit, as a cast does). Parameters are restored bit for bit.
     """
     generators: dict[torch.device, torch.Generator] = {}
 
@@ -47,8 +47,7 @@ def redrawn(model: nn.Module, ulp: float, seed: int, within: str = "") -> Iterat
             return None
         return _Redrawn.apply(output, ulp, draw).to(output.dtype)  # pyright: ignore
 
-    chosen = {path: m for path, m in modules_of(model).items() if not within or f"{path}.".startswith(f"{within}.")}
-    owners = [module for module in chosen.values() if any(True for _ in module.parameters(recurse=False))]
+    owners = [module for module in modules_of(model).values() if any(True for _ in module.parameters(recurse=False))]
     own = {parameter for module in owners for parameter in module.parameters(recurse=False)}
     kept = [(parameter, parameter.detach().clone()) for parameter in own if parameter.is_floating_point()]
     handles = [module.register_forward_hook(move) for module in owners]

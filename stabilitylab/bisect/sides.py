@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ResourceError, StabilityLabError
 from ..probes import Mask
 from .forcing import Values, forced, values_of
+from .judging import coarser_ulp
 from .model_pass import LossFunction, fingerprint_of
 from .prints import Fingerprint
 from .rounding import redrawn
@@ -51,10 +51,8 @@ class FirstSide:
 
 
 def look(side: Side, label: str, seed: int) -> Fingerprint:
-    """Return the fingerprint of a side; ``batch`` of its facts is a digest of the batch."""
-    subject = _made(side, seed)
-    found = fingerprint_of(subject.model, subject.batch, subject.loss_fn, label, mask=subject.mask, seed=seed)
-    return Fingerprint(label, found.step, found.passes, {**found.facts, "batch": digest(subject.batch)})
+    """Return the fingerprint of a side."""
+    return _print_of(_made(side, seed), label, seed)
 
 
 def first_side(side: Side, label: str, seed: int, ulp: float, count: int, feed: bool) -> FirstSide:
@@ -62,17 +60,14 @@ def first_side(side: Side, label: str, seed: int, ulp: float, count: int, feed: 
     both sides (of the first if it is coarser)."""
     subject = _made(side, seed)
     model, batch, loss_fn = subject.model, subject.batch, subject.loss_fn
-    own = fingerprint_of(model, batch, loss_fn, label, mask=subject.mask, seed=seed)
-    own = Fingerprint(label, own.step, own.passes, {**own.facts, "batch": digest(batch)})
+    own = _print_of(subject, label, seed)
     places = list(own.passes["forward"])
-    ulp = max([ulp, *(place.ulp for place in own.passes["forward"].values())])
+    ulp = max(ulp, coarser_ulp(own))
     values = values_of(model, batch, loss_fn, places, seed) if feed else Values()
     controls, fed = [], []
     for number in range(count):
         with redrawn(model, ulp, seed + 1 + number):
-            controls.append(
-                fingerprint_of(model, batch, loss_fn, f"control {number + 1}", mask=subject.mask, seed=seed)
-            )
+            controls.append(_print_of(subject, f"control {number + 1}", seed))
             if feed:
                 fed.append(forced(model, batch, loss_fn, dict(zip(places, places, strict=True)), values, seed))
     return FirstSide(own, tuple(controls), values, tuple(fed))
@@ -89,23 +84,8 @@ def _made(side: Side, seed: int) -> BisectSubject:
     return side()
 
 
-def digest(batch: Any) -> str:
-    """Return a digest of the numbers of a batch, whatever holds them."""
-    found = hashlib.blake2b(digest_size=8)
-
-    def add(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found.update(f"{tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().double().contiguous().numpy().tobytes())
-        elif isinstance(value, Mapping):
-            for key in sorted(value, key=str):
-                add(value[key])
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            for item in value:
-                add(item)
-
-    add(batch)
-    return found.hexdigest()
+def _print_of(subject: BisectSubject, label: str, seed: int) -> Fingerprint:
+    return fingerprint_of(subject.model, subject.batch, subject.loss_fn, label, mask=subject.mask, seed=seed)
 
 
 def here(work: Callable[..., T], *arguments: Any) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..bisect import Bisection
-from ..bisect.prints import TABLES, of_run
+from ..bisect.prints import TABLES, RunPrints
 from ..bisect.stored import common_steps, of_prints
 from ..errors import InputError, UsageError
 from ..schema import Row
@@ -152,17 +152,13 @@ def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
 
 def sketched(a: Run, b: Run) -> Bisection | None:
     """Bisect two runs at the first common row in which their fingerprints differ; None if there is none."""
-    if not all(TABLES["forward"] in recorded(Evidence(run)) for run in (a, b)):
-        return None
     try:
         steps = common_steps((a, b))
     except UsageError:
         return None
-    for step in steps:
-        found = of_prints((of_run(a, step), of_run(b, step)))
-        if found.verdict != "identical":
-            return found
-    return None
+    ours, theirs = RunPrints(a), RunPrints(b)
+    each = (of_prints((ours.at(step), theirs.at(step))) for step in steps)
+    return next((found for found in each if found.verdict != "identical"), None)
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -200,10 +196,8 @@ def _pairs(left: Evidence, right: Evidence) -> Iterator[tuple[Grid, Grid]]:
             yield pair
     for table in left.run.tables:
         if table in right.run.tables:
-            columns = left.run.table(table).columns
-            for column in (
-                ("norm",) if table in TABLES.values() else columns
-            ):  # their sums differ where the norm need not
+            is_print = table in TABLES.values()  # whose sums are compared by :func:`sketched`
+            for column in ("norm",) if is_print else left.run.table(table).columns:
                 if pair := _common(left.grid(table, column), right.grid(table, column)):
                     yield pair
 

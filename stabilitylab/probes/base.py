@@ -62,7 +62,6 @@ class Probe:
     by_name: ClassVar[bool] = False  # is it taken where its name is given, and not with "all"?
     brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
     awake: bool = True  # is the coming row probed?
-    data_rank: tuple[int, int] = (0, 1)  # the number of this rank among those with different batches, and how many
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)

@@ -181,18 +181,13 @@ class Sketch:
         mixed = (mixed ^ _shifted(mixed, 30)) * FIRST
         mixed = (mixed ^ _shifted(mixed, 27)) * SECOND
         mixed = mixed ^ _shifted(mixed, 31)
-        bits = _shifted(mixed[:, None], torch.arange(self.k, device=index.device)) & 1
+        bits = (mixed[:, None] >> torch.arange(self.k, device=index.device)) & 1
         return 1.0 - 2.0 * bits.double()
 
-    def sums(self, values: torch.Tensor, rows: torch.Tensor, features: torch.Tensor | int) -> torch.Tensor:
-        """The k sums of ``values`` (n, d) whose rows and features have these logical indices: (k,) float64.
-
-        ``features``: (d,) indices, or the index of the first.
-        """
-        if isinstance(features, int):
-            columns = _feature_signs(self, values.shape[1], features, values.device)
-        else:
-            columns = self.signs(features, FEATURES)
+    def sums(self, values: torch.Tensor, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """The k sums of ``values`` (n, d), (k,) float64. ``rows``: the logical indices of the rows, (n,); the features
+        are numbered from ``first`` on."""
+        columns = _feature_signs(self, values.shape[1], first, values.device)
         total = torch.zeros(self.k, dtype=torch.float64, device=values.device)
         step = max(1, CHUNK // max(1, values.shape[1]))
         for some, index in zip(values.split(step), rows.split(step), strict=True):
@@ -200,11 +195,9 @@ class Sketch:
         return total
 
 
-def _shifted(numbers: torch.Tensor, by: int | torch.Tensor) -> torch.Tensor:
+def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
     """Shift to the right without the sign."""
-    if isinstance(by, int):
-        return (numbers >> by) & ((1 << (64 - by)) - 1)
-    return numbers >> by  # of which a single bit is read
+    return (numbers >> by) & ((1 << (64 - by)) - 1)
 
 
 @cache

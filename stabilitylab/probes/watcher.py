@@ -63,8 +63,8 @@ class Watcher:
 
     - ``optimizer``: one, or several that share the model's parameters: the row waits for the steps of all.
     - ``scaler``: the loop's GradScaler; a scaled loss without it is recorded with its scale.
-    - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
-      layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
+    - ``probes``: "default", "all" (but fingerprints), "none", names, "-name" to leave one out; "standard" is cheapest:
+      norms of each layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
     - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see
       :func:`~._engine.cadence.is_due`).
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .style import GREY, INK
 
 WIDTH, HEIGHT = 7.0, 2.6  # inches of a pass
 MARK, FED = "#a50f15", "#31688e"  # no colours of architectures
+LETTERS = 110  # of a line of the title
 LOWEST = 1e-12  # share of the largest error below which an error of 0 is drawn
 TITLES = {"forward": "forward", "backward": "backward (dE/dx, at the depth of x)"}
 
@@ -37,7 +39,7 @@ def draw(found: Bisection) -> Figure:
     for panel, (phase, places) in zip(panels, passes.items(), strict=False):
         _pass(panel, found, phase, places, depth)
     _layers(panels[-1], [place for place in found.places if place.phase == "forward"])
-    figure.suptitle("\n".join(_title(found)), fontsize=8, x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(found.sentences()[0], LETTERS, max_lines=3), fontsize=8, x=0.01, ha="left")
     return figure
 
 
@@ -82,8 +84,3 @@ def _layers(panel: Axes, places: Sequence[PlaceGap]) -> None:
     if len(stacks) > 1:
         panel.tick_params(axis="x", rotation=60)
     panel.set_xlabel("places in the order of the forward pass, by layer")
-
-
-def _title(found: Bisection) -> list[str]:
-    what = found.sentences()[0]
-    return [what[at : at + 110] for at in range(0, len(what), 110)][:3]

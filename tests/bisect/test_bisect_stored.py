@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import nn
 import stabilitylab as sl
 from stabilitylab.bisect.prints import load, of_run
 from stabilitylab.bisect.rounding import redrawn
+from stabilitylab.bisect.sides import here
 from stabilitylab.bisect.stored import of_stored
 from stabilitylab.errors import InputError, UsageError
 
@@ -179,6 +182,28 @@ def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     same = run("compare", str(runs["fp32"]), str(runs["same"]))[1]
     assert "identical bit for bit" in same
     assert "Norms alone" not in same
+
+
+def test_the_page_shows_what_its_program_prints(monkeypatch: pytest.MonkeyPatch, run: Call) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bisect.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    called, shown = re.findall(r"^```console\n\$ stabilitylab (.*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    Path("mine.py").write_text(programs[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr("stabilitylab.bisect.sides.elsewhere", here)
+    try:
+        code, out, _ = run(*called.split())
+        names = vars(sys.modules["mine"])
+    finally:
+        sys.modules.pop("mine", None)
+    assert code == 1
+    assert out.splitlines()[0] == shown.splitlines()[0]
+    numbers = re.compile(r"\d[\d.]*(e[-+]\d+)?")  # whose digits are the machine's
+    assert numbers.sub("#", out).split() == numbers.sub("#", shown).split(), "docs/bisect.md shows other words"
+    found: dict[str, Any] = {**names, "sl": sl}
+    exec(programs[1], found)
+    assert (found["found"].verdict, found["found"].where) == ("different", "h.1.attn")
 
 
 @pytest.mark.slow

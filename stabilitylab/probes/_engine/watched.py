@@ -112,9 +112,6 @@ class Watched:
         if self.ranks.late:
             check_current(self.optimizers, self.model)
             self.parameters.bind()
-        found = self.ranks.found
-        for board in self.boards:
-            board.probe.data_rank = self.ranks.rank // found.tensor % found.data, found.data
         if (shards := self.ranks.shards_of(self.sites)) is not None:
             for board in self.boards:
                 board.probe.all_heads = shards.all_heads

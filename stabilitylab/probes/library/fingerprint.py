@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,14 @@ from ..rules import Max, Mean, Norm, Rule, Sketch
 SKETCH = Sketch(k=16)
 COLUMNS: Mapping[str, Rule] = {"norm": Norm(), "call": Mean(), "ulp": Max(), **SKETCH.columns}
 OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.columns}
-UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"call": "number of the call", "ulp": "relative"}
+UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"ulp": "relative"}
 SAMPLE = 40  # bits of a token's logical index behind the number of its sample
 POSITION = 16  # bits behind its position in the sample
+
+_module_table = partial(
+    probe, at=modules_of_layers, unit=UNITS | {"call": "number of the call"}, columns=COLUMNS, log=True
+)
+_parameter_table = partial(probe, on="step", unit=UNITS, columns=OF_PARAMETERS, log=True)
 
 
 class _OfModules(Probe):
@@ -48,19 +54,18 @@ class _OfModules(Probe):
         y = torch.where(weight[..., None], y.detach(), 0) if weight.dim() else y.detach()
         index = self._logical(site, weight)
         order = self._order.setdefault(site.name, len(self._order))
-        facts = torch.tensor((order, torch.finfo(y.dtype).eps), dtype=torch.float64).to(y.device)
-        sums = SKETCH.sums(y.reshape(-1, y.shape[-1]) if y.dim() else y.view(1, 1), index, 0)
-        names = ("norm", "call", "ulp", *SKETCH.columns)
-        return dict(zip(names, (self._norm(y), *facts.unbind(), *sums.unbind()), strict=True))
+        call, ulp = (
+            torch.full((), number, dtype=torch.float64, device=y.device) for number in (order, torch.finfo(y.dtype).eps)
+        )
+        sums = SKETCH.sums(y.reshape(-1, y.shape[-1]) if y.dim() else y.view(1, 1), index)
+        return dict(zip(COLUMNS, (self._norm(y), call, ulp, *sums.unbind()), strict=True))
 
     def _logical(self, site: Site, weight: torch.Tensor) -> torch.Tensor:
         """Return the logical index of each token, (tokens,) int64: padding does not count, on either side."""
         if not weight.dim():
             return torch.zeros(1, dtype=torch.int64, device=weight.device)
-        rank, ranks = self.data_rank
-        before = self._samples.get(site.name, 0)
-        self._samples[site.name] = before + len(weight) * ranks
-        first = before + rank * len(weight)
+        first = self._samples.get(site.name, 0)
+        self._samples[site.name] = first + len(weight)
         if weight.dim() == 1:  # tokens of all samples in one dimension
             return (weight.cumsum(0) - 1 + first) << POSITION
         samples = torch.arange(first, first + len(weight), device=weight.device).view(-1, *[1] * (weight.dim() - 1))
@@ -71,22 +76,16 @@ class _OfModules(Probe):
         return index.reshape(-1)
 
 
-@probe(
-    "fingerprint",
-    on="forward",
-    at=modules_of_layers,
-    unit={column: UNITS[column] for column in COLUMNS},
-    columns=COLUMNS,
-    log=True,
-)
+@_module_table("fingerprint", on="forward")
 class FingerprintForward(_OfModules):
     """Sixteen sums with random signs, z_j = sum_{t,f} r_j(t) c_j(f) x_{t,f}, of what enters and leaves each sub-layer;
     norm: ||x||_F; call: the order of the calls; ulp: the spacing of the dtype at 1. Alon, Matias, Szegedy 1996.
 
     The mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2 of two runs with an equal batch, which norms do not show:
-    ``compare`` and ``bisect`` read it. Sums of micro-batches, of ranks with as many samples each, and of a batch
-    without its padding are those of one batch (``mask=`` says what is padding; the batch is the first dimension).
-    Brings ``fingerprint_gradient``, ``fingerprint_weight`` and ``fingerprint_weight_gradient``.
+    ``compare`` and ``bisect`` read it. Sums of micro-batches and of a batch without its padding are those of one batch
+    (``mask=`` says what is padding; the batch is the first dimension). Brings ``fingerprint_gradient``,
+    ``fingerprint_weight`` and ``fingerprint_weight_gradient``. The group "all" leaves the four out, and several ranks
+    are refused.
 
     Cost: two thin products in float64 per module of a layer, in each forward of a probed row.
     """
@@ -94,14 +93,7 @@ class FingerprintForward(_OfModules):
     brings = ("fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
 
 
-@probe(
-    "fingerprint_gradient",
-    on="backward",
-    at=modules_of_layers,
-    unit={column: UNITS[column] for column in COLUMNS},
-    columns=COLUMNS,
-    log=True,
-)
+@_module_table("fingerprint_gradient", on="backward")
 class FingerprintGradient(_OfModules):
     """The sums of ``fingerprint``, of dE/dx of what enters and leaves each sub-layer; call: the order in the backward
     pass.
@@ -138,29 +130,18 @@ class _OfParameters(ParameterProbe):
     def _numbers(self, parameters: Parameters, number: int, value: torch.Tensor) -> Sequence[torch.Tensor]:
         value = value.detach().to_dense() if value.is_sparse else value.detach()
         value = torch.view_as_real(value).flatten(-2) if value.is_complex() else value
-        start, left, share, turned = parameters.logical(number)
         matrix = value.reshape(len(value) if value.dim() else 1, -1)
-        if turned:
-            matrix, start, left = matrix.T, left, start
-        inner = value[0, 0].numel() if value.dim() > 2 and value.numel() else 1
-        rows = torch.arange(start, start + matrix.shape[0], device=value.device)
-        sums = SKETCH.sums(matrix, rows, left * inner)
+        matrix = matrix.T if parameters.is_turned(number) else matrix
+        sums = SKETCH.sums(matrix, torch.arange(len(matrix), device=value.device))
         norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)
         ulp = torch.full((1,), torch.finfo(value.dtype).eps, dtype=torch.float64, device=value.device)
-        return (norm.square().view(1) * share, ulp, *(sums * share).view(-1, 1).unbind())
+        return (norm.square().view(1), ulp, *sums.view(-1, 1).unbind())
 
 
-@probe(
-    "fingerprint_weight",
-    on="step",
-    phase="step",
-    unit={column: UNITS[column] for column in OF_PARAMETERS},
-    columns=OF_PARAMETERS,
-    log=True,
-)
+@_parameter_table("fingerprint_weight", phase="step")
 class FingerprintWeight(_OfParameters):
     """The sums of ``fingerprint``, of every single parameter theta_t by its name. The indices of a weight are those of
-    its output and its input, so that Hugging Face's Conv1D and a Linear agree; shards add up.
+    its output and its input, so that Hugging Face's Conv1D and a Linear agree.
 
     Cost: two thin products in float64 per parameter of a probed row."""
 
@@ -168,13 +149,7 @@ class FingerprintWeight(_OfParameters):
         return parameters.tensors
 
 
-@probe(
-    "fingerprint_weight_gradient",
-    on="step",
-    unit={column: UNITS[column] for column in OF_PARAMETERS},
-    columns=OF_PARAMETERS,
-    log=True,
-)
+@_parameter_table("fingerprint_weight_gradient")
 class FingerprintWeightGradient(_OfParameters):
     """The sums of ``fingerprint``, of the gradient of every single parameter, before clipping; absent: it has none.
 

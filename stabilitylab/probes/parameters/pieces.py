@@ -148,11 +148,9 @@ class Parameters:
             return [tensor.grad for tensor in self._own]
         return [None if tensor.grad is None else local_gradient(tensor) for tensor in self._own]
 
-    def logical(self, number: int) -> tuple[int, int, float, bool]:
-        """Return the index of the first row and of the first column that this rank holds of a parameter, the share that
-        the rank adds, and True if the parameter is a weight that is stored as (in, out)."""
-        layout = self._ranks.layout(self._own[number])
-        return layout.start, layout.left, layout.share, number in self._turned
+    def is_turned(self, number: int) -> bool:
+        """True if a parameter is a weight that is stored as (in, out), as Hugging Face's Conv1D stores it."""
+        return number in self._turned
 
     def total_norm(self) -> Total | None:
         """Return the L2 norm of all gradients together; None if there is no gradient."""

@@ -229,7 +229,8 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
     """Return what enters and what leaves each layer, its modules that hold parameters, two levels deep, and its
     Identity taps; and each module outside the layers that holds parameters itself. NAME:in and NAME:out, in the order
     of registration."""
-    homes = {path: stack for stack in sites.stacks for path in stack.layers}
+    homes = {path for stack in sites.stacks for path in stack.layers}
+    layers = {site.name: site for site in sites.layers}
     found: list[Site] = []
     for path, module in sites.modules.items():
         layer = next((path[:end] for end in _ends(path) if path[:end] in homes), None)
@@ -243,7 +244,7 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
             inside = tap or (depth < 3 and any(True for _ in module.parameters()))
         if not inside or is_namespace(module):
             continue
-        plain = next((site for site in sites.layers if site.name == path), None)
+        plain = layers.get(path)
         place = sites.place(path)
         takes = plain is None or plain.whole
         takes = takes and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))  # which take whole numbers
