@@ -1,8 +1,9 @@
-"""Trains arms at their own learning rates: a search of each arm's rate on the schedule that is run, then the judged
-seeds at that rate. Resumable: what stands in a ledger is not made again."""
+"""Compares arms at their own learning rates: a search of each arm's rate on the schedule that is run, the judged seeds
+at that rate, and the answers, paired by seed. Resumable: what stands in a ledger is not made again."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,16 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from stabilitylab.config import resolve
 from stabilitylab.experiments import Experiment
-from stabilitylab.reports.statistics import Interval, t_interval
+from stabilitylab.reports.statistics import Interval, holm, t_interval
 from stabilitylab.sweep import Job, Ledger, Outcome, Rungs, SweptTrainer, choose_rate, plan, run, write_table
 
 Settings = Mapping[str, Any]
 COLUMNS = ("arm", "layers", "lr", "eligible", "notes")
 FAILED = ("diverged", "stuck")
+# LLaMA's design at Xavier's initial weights; the embedding has mean square 1 in every arm
+DECODERS: Settings = {
+    "model": {"design": "llama", "init": "arch", "embedding_scale": "sqrt(d)", "d_model": 64, "heads": 4},
+    "data": {"sentences": 8, "max_length": 64},
+    "train": {"schedule": "linear", "beta1": 0.9, "clip_norm": 1.0, "label_smoothing": 0.0},
+    "probes": {"names": ("none",)},
+}
 
 
 @dataclass(frozen=True)
@@ -30,11 +39,12 @@ class Study:
     arms: Callable[[int], Mapping[str, Settings]]
     layers: Sequence[int]
     updates: int
-    seeds: Sequence[int]  # that are judged
-    rates: Sequence[float]  # the first grid of a search
+    seeds: Sequence[int] = (3, 4, 5, 6, 7, 8)  # that are judged
+    rates: Sequence[float] = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # the first grid of a search
     search_seeds: Sequence[int] = (100, 101)
     confirming: Sequence[int] = (102, 103)
     first: float = 0.4  # share of the updates after which a search ranks its rates
+    margin: float = 0.05  # nats/token, within which two arms are alike
 
     def experiment(
         self, arm: str, layers: int, rate: float, seed: int, data: Settings, updates: int | None = None
@@ -127,6 +137,9 @@ def end_of(ledger: Ledger, experiment: Experiment) -> End | None:
     return End(loss, cell["verdict"] in FAILED or not math.isfinite(loss))
 
 
+Ends = Mapping[tuple[str, int], Mapping[int, End]]  # (arm, layers) -> seed -> end
+
+
 @dataclass(frozen=True)
 class Difference:
     """The loss of one arm less that of another, paired by seed."""
@@ -137,22 +150,25 @@ class Difference:
     margin: float
 
     @property
-    def interval(self) -> Interval:
+    def losses(self) -> tuple[list[float], list[float]]:
+        """The losses of both arms with the seeds of which neither run failed."""
         both = [s for s in self.seeds if s in self.first and s in self.second]
         fine = [s for s in both if not (self.first[s].failed or self.second[s].failed)]
-        return t_interval([self.first[s].loss - self.second[s].loss for s in fine])
+        return [self.first[s].loss for s in fine], [self.second[s].loss for s in fine]
+
+    @property
+    def interval(self) -> Interval:
+        return t_interval(np.subtract(*self.losses))
 
     @property
     def p(self) -> float:
-        """The p-value of a difference from 0."""
-        values = self.interval
-        if values.n < 2 or not math.isfinite(values.low):
+        """The p-value of a difference from 0; NaN for fewer than two pairs."""
+        first, second = self.losses
+        if len(first) < 2:
             return math.nan
-        half = (values.high - values.low) / 2
-        if half == 0:
-            return 0.0 if values.mean else 1.0
-        t = values.mean / (half / stats.t.ppf(0.975, values.n - 1))
-        return float(2 * stats.t.sf(abs(t), values.n - 1))
+        if np.ptp(own := np.subtract(first, second)) == 0:
+            return 0.0 if own.any() else 1.0
+        return float(stats.ttest_rel(first, second).pvalue)
 
     def word(self) -> str:
         """Return the answer: worse, better, alike, cannot tell, fails, or open."""
@@ -174,6 +190,76 @@ def word_of(found: Interval, margin: float) -> str:
     if found.high < -margin:
         return "better"
     return "alike" if -margin < found.low and found.high < margin else "cannot tell"
+
+
+def ends_of(study: Study, data: Settings, out: Path) -> dict[tuple[str, int], dict[int, End]]:
+    """Return the ends of the judged runs that the ledger has: (arm, layers) -> seed -> end."""
+    ledger, found = Ledger(out / "ledger.csv"), {}
+    for layers in study.layers:
+        for arm, seed, experiment in planned(study, layers, data, out):
+            if (end := end_of(ledger, experiment)) is not None:
+                found.setdefault((arm, layers), {})[seed] = end
+    return found
+
+
+def difference(study: Study, ends: Ends, first: str, second: str, layers: int) -> Difference:
+    """Return the difference of two arms at one depth."""
+    return Difference(ends.get((first, layers), {}), ends.get((second, layers), {}), study.seeds, study.margin)
+
+
+def answers(study: Study, ends: Ends, questions: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Return the answers to ``questions`` (first arm, second arm, layers), a line each, P1 first. Holm's correction is
+    over all of them."""
+    found = [difference(study, ends, *question) for question in questions]
+    corrected = holm([own.p for own in found])
+    lines = []
+    for number, ((first, second, layers), own, p) in enumerate(zip(questions, found, corrected, strict=True), 1):
+        span = own.interval
+        numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} seeds, Holm p = {p:.2g}"
+        lines.append(f"P{number}: {first} less {second} at {layers} layers: {own.word()} ({numbers})")
+    return lines
+
+
+def arguments(doc: str | None, out: Path) -> argparse.ArgumentParser:
+    """Return the parser of a script of a study: its text, and the folder ``out`` of its tables."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="the text that is learned")
+    parser.add_argument("--valid", type=Path, required=True, help="the text of the judged loss")
+    parser.add_argument("--out", type=Path, default=out, help="folder of the ledgers and tables")
+    return parser
+
+
+def data_of(given: argparse.Namespace) -> Settings:
+    """Return the settings of the text that the arguments name."""
+    return {"data": {"source": f"text:{given.text}", "valid": str(given.valid)}}
+
+
+def make(
+    doc: str | None,
+    study: Study,
+    out: Path,
+    others: Mapping[str, Callable[[Settings], Sequence[Experiment]]] | None = None,
+) -> None:
+    """Train the parts that the command line names: ``search``, ``judged``, and ``others``, whose runs have no search
+    and a ledger of the part's name."""
+    others = others or {}
+    parser = arguments(doc, out)
+    parser.add_argument("parts", nargs="+", choices=("search", "judged", *others))
+    parser.add_argument("--runs", type=Path, default=Path("runs") / out.name)
+    parser.add_argument("--layers", type=int, choices=study.layers, help="of search and judged; all unless given")
+    given = parser.parse_args()
+    data = data_of(given)
+    for part in given.parts:
+        if part in others:
+            train(others[part](data), given.runs / part, Ledger(given.out / f"{part}.csv"))
+            continue
+        for layers in (given.layers,) if given.layers else study.layers:
+            if part == "search":
+                for arm in study.arms(layers):
+                    search(study, arm, layers, data, given.runs, given.out)
+            else:
+                wanted = [experiment for _, _, experiment in planned(study, layers, data, given.out)]
+                train(wanted, given.runs / "judged", Ledger(given.out / "ledger.csv"))
 
 
 def _append(path: Path, row: Sequence[Any]) -> None:

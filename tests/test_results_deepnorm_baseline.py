@@ -135,7 +135,7 @@ def test_the_inverted_gain_lets_gradients_grow_downwards_and_deepnets_does_not(s
 
 
 def ends(study: Any, *losses: float, failed: int = 0) -> dict[int, Any]:
-    seeds = study.protocol.SEEDS
+    seeds = study.protocol.STUDY.seeds
     values = losses if len(losses) > 1 else [losses[0] + 0.002 * number for number in range(6)]
     return {seed: study.own_rates.End(values[n], n < failed) for n, seed in enumerate(seeds)}
 
@@ -155,18 +155,18 @@ def ends(study: Any, *losses: float, failed: int = 0) -> dict[int, Any]:
 )
 def test_the_words(study, first, second, failed, word) -> None:
     own = ends(study, first, failed=failed[0]), ends(study, second, failed=failed[1])
-    assert study.own_rates.Difference(*own, study.protocol.SEEDS, 0.05).word() == word
+    assert study.own_rates.Difference(*own, study.protocol.STUDY.seeds, 0.05).word() == word
 
 
 def test_a_wide_interval_cannot_tell_and_a_missing_run_leaves_it_open(study) -> None:
     spread = ends(study, 3.0, 3.4, 2.9, 3.3, 3.1, 3.5)
-    found = study.own_rates.Difference(spread, ends(study, 3.1), study.protocol.SEEDS, 0.05)
+    found = study.own_rates.Difference(spread, ends(study, 3.1), study.protocol.STUDY.seeds, 0.05)
     assert found.word() == "cannot tell"
     differences = [end.loss - 3.1 - 0.002 * n for n, end in enumerate(spread.values())]
     half = 2.5705818 * np.std(differences, ddof=1) / math.sqrt(6)
     assert found.interval.high - found.interval.mean == pytest.approx(half, rel=1e-6)
     assert 0 < found.p < 1
-    assert study.own_rates.Difference({}, ends(study, 3.0), study.protocol.SEEDS, 0.05).word() == "open"
+    assert study.own_rates.Difference({}, ends(study, 3.0), study.protocol.STUDY.seeds, 0.05).word() == "open"
 
 
 def test_the_order_of_the_schemes(study) -> None:
@@ -219,7 +219,7 @@ def test_a_tiny_study_is_searched_judged_and_resumed(study, tmp_path: Path) -> N
     study.own_rates.search(tiny, "inverted", 2, data, tmp_path / "runs", tmp_path)
     chosen = study.own_rates.chosen(tmp_path)
     assert {*chosen} == {("inverted", 2)}
-    ledger = study.judge.Ledger(tmp_path / "ledger.csv")
+    ledger = study.own_rates.Ledger(tmp_path / "ledger.csv")
     wanted = list(study.own_rates.planned(tiny, 2, data, tmp_path))
     study.own_rates.train([experiment for *_, experiment in wanted[:1]], tmp_path / "runs", ledger)
     study.own_rates.train([experiment for *_, experiment in wanted], tmp_path / "runs", ledger)

@@ -59,7 +59,7 @@ def test_the_largest_rate_at_which_all_seeds_train(study) -> None:
 
 def test_six_questions(study) -> None:
     def six(loss: float) -> dict[int, Any]:
-        return {seed: study.own_rates.End(loss + 0.002 * seed, False) for seed in study.protocol.SEEDS}
+        return {seed: study.own_rates.End(loss + 0.002 * seed, False) for seed in study.protocol.STUDY.seeds}
 
     ends = {(arm, 12): six(loss) for arm, loss in (("keel", 3.0), ("deepnorm", 3.2), ("branchnorm", 3.01))}
     lines = study.judge.answers(ends | {("keel-no-inner", 12): six(3.4)})

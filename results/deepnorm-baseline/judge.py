@@ -18,33 +18,26 @@ Validation loss after training [nats/token], paired by seed, 95 % t-interval ove
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from own_rates import Difference, End, end_of, planned
-from protocol import LAYERS, MARGIN, SCHEMES, SEEDS, STUDY
-
-from stabilitylab.reports.statistics import holm
-from stabilitylab.sweep import Ledger
+import own_rates
+from own_rates import Ends
+from protocol import LAYERS, SCHEMES, STUDY
 
 HERE = Path(__file__).resolve().parent
-PRIMARY = (("P1", "inverted", 12), ("P2", "inverted", 32), ("P3", "fixed-alpha", 12))
-Ends = Mapping[tuple[str, int], Mapping[int, End]]  # (arm, layers) -> seed -> end
+PRIMARY = (("inverted", "deepnorm", 12), ("inverted", "deepnorm", 32), ("fixed-alpha", "deepnorm", 12))
 SIDES = {"worse": -1, "fails": -1, "alike": 0, "better": 1, "only the second fails": 1}  # of a scheme beside DeepNorm
-
-
-def difference(ends: Ends, first: str, second: str, layers: int) -> Difference:
-    return Difference(ends.get((first, layers), {}), ends.get((second, layers), {}), SEEDS, MARGIN)
 
 
 def order(ends: Ends, layers: int) -> str:
     """Return whether the inverted gain changes the place of DeepNorm among the schemes."""
     words = [
-        tuple(difference(ends, scheme, baseline, layers).word() for baseline in ("deepnorm", "inverted"))
+        tuple(
+            own_rates.difference(STUDY, ends, scheme, baseline, layers).word() for baseline in ("deepnorm", "inverted")
+        )
         for scheme in SCHEMES
     ]
     if any("open" in pair for pair in words):
@@ -58,31 +51,13 @@ def order(ends: Ends, layers: int) -> str:
 
 def answers(ends: Ends) -> list[str]:
     """Return the answers, a line each."""
-    found = [(name, arm, layers, difference(ends, arm, "deepnorm", layers)) for name, arm, layers in PRIMARY]
-    corrected = holm([own.p for *_, own in found])
-    lines = []
-    for (name, arm, layers, own), p in zip(found, corrected, strict=True):
-        span = own.interval
-        numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} seeds, Holm p = {p:.2g}"
-        lines.append(f"{name}: {arm} less deepnorm at {layers} layers: {own.word()} ({numbers})")
-    lines += [f"P4: the order at {layers} layers: {order(ends, layers)}" for layers in LAYERS]
-    return lines
+    orders = [f"P4: the order at {layers} layers: {order(ends, layers)}" for layers in LAYERS]
+    return [*own_rates.answers(STUDY, ends, PRIMARY), *orders]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--valid", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=HERE)
-    given = parser.parse_args()
-    data = {"data": {"source": f"text:{given.text}", "valid": str(given.valid)}}
-    ledger = Ledger(given.out / "ledger.csv")
-    ends: dict[tuple[str, int], dict[int, End]] = {}
-    for layers in LAYERS:
-        for arm, seed, experiment in planned(STUDY, layers, data, given.out):
-            if (end := end_of(ledger, experiment)) is not None:
-                ends.setdefault((arm, layers), {})[seed] = end
-    print("\n".join(answers(ends)))
+    given = own_rates.arguments(__doc__, HERE).parse_args()
+    print("\n".join(answers(own_rates.ends_of(STUDY, own_rates.data_of(given), given.out))))
 
 
 if __name__ == "__main__":

@@ -6,32 +6,17 @@ out, fc1 and fc2. Inverted: gain (8M)^(+1/4). Fixed: alpha = 2.8284271 at every 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from own_rates import Study
+from own_rates import DECODERS, Study
+
+from stabilitylab.config import merge
 
 ALPHA = 2.8284271  # (2 * 32)^(1/4)
 LAYERS = (12, 32)
-SEEDS = (3, 4, 5, 6, 7, 8)
 UPDATES = 2400
-MARGIN = 0.05  # nats/token
-WIDTH = 64
 SCHEMES = ("preln", "mix-ln", "layernorm-scaling")
-SHARED: Mapping[str, Any] = {
-    # LLaMA's design at Xavier's initial weights; the embedding has mean square 1 in every arm
-    "model": {"design": "llama", "init": "arch", "embedding_scale": "sqrt(d)", "d_model": WIDTH, "heads": 4},
-    "data": {"sentences": 8, "max_length": 64},
-    "train": {
-        "schedule": "linear",
-        "weight_decay": 0.0,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "clip_norm": 1.0,
-        "label_smoothing": 0.0,
-    },
-    "probes": {"names": ("none",)},
-}
+SHARED = merge(DECODERS, {"train": {"weight_decay": 0.0, "beta2": 0.999}})
 
 
 def alpha_of(layers: int) -> float:
@@ -58,7 +43,7 @@ def arms(layers: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-STUDY = Study(SHARED, arms, LAYERS, UPDATES, SEEDS, rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3))
+STUDY = Study(SHARED, arms, LAYERS, UPDATES)
 
 
 def constants(layers: int, variance: float) -> dict[str, float]:

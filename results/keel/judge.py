@@ -14,39 +14,27 @@ At 200 layers: the states of the three seeds of each arm at each rate, and the l
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from own_rates import Difference, End, end_of, planned
-from protocol import DEEP_ARMS, DEEP_RATES, DEEP_SEEDS, LAYERS, MARGIN, SEEDS, STUDY, deep
+import own_rates
+from own_rates import End, Ends
+from protocol import DEEP_ARMS, DEEP_RATES, DEEP_SEEDS, LAYERS, STUDY, deep
 
-from stabilitylab.reports.statistics import holm
 from stabilitylab.sweep import Ledger
 
 HERE = Path(__file__).resolve().parent
 PAIRS = (("keel", "deepnorm"), ("keel", "branchnorm"), ("keel-no-inner", "keel"))
 PRIMARY = [(first, second, layers) for first, second in PAIRS for layers in LAYERS]
-Ends = Mapping[tuple[str, int], Mapping[int, End]]  # (arm, layers) -> seed -> end
 Deep = Mapping[tuple[str, float], Mapping[int, End]]  # (arm, rate) -> seed -> end, at 200 layers
 
 
 def answers(ends: Ends) -> list[str]:
     """Return the answers of P1 to P6, a line each."""
-    found = [
-        Difference(ends.get((first, layers), {}), ends.get((second, layers), {}), SEEDS, MARGIN)
-        for first, second, layers in PRIMARY
-    ]
-    corrected = holm([own.p for own in found])
-    lines = []
-    for number, ((first, second, layers), own, p) in enumerate(zip(PRIMARY, found, corrected, strict=True), 1):
-        span = own.interval
-        numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} seeds, Holm p = {p:.2g}"
-        lines.append(f"P{number}: {first} less {second} at {layers} layers: {own.word()} ({numbers})")
-    return lines
+    return own_rates.answers(STUDY, ends, PRIMARY)
 
 
 def largest_rate(own: Mapping[float, Mapping[int, End]]) -> str:
@@ -74,22 +62,13 @@ def deep_table(ends: Deep) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--valid", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=HERE)
-    given = parser.parse_args()
-    data = {"data": {"source": f"text:{given.text}", "valid": str(given.valid)}}
-    ledger, ends = Ledger(given.out / "ledger.csv"), {}
-    for layers in LAYERS:
-        for arm, seed, experiment in planned(STUDY, layers, data, given.out):
-            if (end := end_of(ledger, experiment)) is not None:
-                ends.setdefault((arm, layers), {})[seed] = end
+    given = own_rates.arguments(__doc__, HERE).parse_args()
+    data = own_rates.data_of(given)
     deepest, found = Ledger(given.out / "deep.csv"), {}
     for arm, rate, seed, experiment in deep(data):
-        if (end := end_of(deepest, experiment)) is not None:
+        if (end := own_rates.end_of(deepest, experiment)) is not None:
             found.setdefault((arm, rate), {})[seed] = end
-    print("\n".join((*answers(ends), *deep_table(found))))
+    print("\n".join((*answers(own_rates.ends_of(STUDY, data, given.out)), *deep_table(found))))
 
 
 if __name__ == "__main__":

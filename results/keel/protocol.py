@@ -6,33 +6,19 @@ Decoders. KEEL (2601.19895), Eqs. 8 and 28: alpha = 2M sub-layers, a norm in fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from own_rates import Settings, Study
+from own_rates import DECODERS, Settings, Study
 
+from stabilitylab.config import merge
 from stabilitylab.experiments import Experiment
 
 LAYERS = (12, 36)
-SEEDS = (3, 4, 5, 6, 7, 8)
 UPDATES = 1800
-MARGIN = 0.05  # nats/token
-WIDTH = 64
 DEEP, DEEP_SEEDS, DEEP_RATES, DEEP_UPDATES = 200, (3, 4, 5), (1e-3, 3e-4), 300
 DEEP_ARMS = ("keel", "deepnorm", "branchnorm")
-SHARED: Mapping[str, Any] = {
-    "model": {"design": "llama", "init": "arch", "embedding_scale": "sqrt(d)", "d_model": WIDTH, "heads": 4},
-    "data": {"sentences": 8, "max_length": 64},
-    "train": {
-        "schedule": "linear",
-        "weight_decay": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "clip_norm": 1.0,
-        "label_smoothing": 0.0,
-    },
-    "probes": {"names": ("none",)},
-}
+SHARED = merge(DECODERS, {"train": {"weight_decay": 0.01, "beta2": 0.95}})
 
 
 def ramp(updates: int) -> int:
@@ -53,7 +39,7 @@ def arms(layers: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-STUDY = Study(SHARED, arms, LAYERS, UPDATES, SEEDS, rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3))
+STUDY = Study(SHARED, arms, LAYERS, UPDATES)
 
 
 def deep(data: Settings) -> Iterator[tuple[str, float, int, Experiment]]:

@@ -19,16 +19,20 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import keep
+from own_rates import one_by_one
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
 from stabilitylab.lr_find import Rungs
 from stabilitylab.store import Run
-from stabilitylab.sweep import Job, Ledger, Outcome, SweptTrainer, choose_rate, plan, run
+from stabilitylab.sweep import Ledger, SweptTrainer, choose_rate, plan, run
 
 HERE = Path(__file__).parent
 Keep = Callable[[Run, Path], None]
@@ -121,18 +125,6 @@ def judged(ask: Recipe, where: Path, layers: int, out: Path) -> None:
         raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
     out.mkdir(parents=True, exist_ok=True)
     make(protocol.judged(ask, layers), where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences))
-
-
-def one_by_one(jobs: Sequence[Job]) -> Outcome:
-    """Run ``jobs`` one at a time, so that each finished one stands in the ledger."""
-    done: list[Job] = []
-    for job in jobs:
-        outcome = run([job])
-        print(f"{job.name}: {outcome.sentence()}", flush=True)
-        done += outcome.jobs
-        if outcome.exit_code:
-            raise SystemExit(outcome.exit_code)
-    return Outcome(done)
 
 
 def write_choice(ask: Recipe, ledger: Ledger) -> None:

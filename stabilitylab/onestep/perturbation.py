@@ -33,7 +33,7 @@ class Outputs:
         return ((site.module, partial(self._hear, site)) for site in self.sites)
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        x = read(site, output)  # what probes read, of several streams
+        x = read(site.module, output)  # what probes read, of several streams
         assert x is not None
         real = x[self._subject.real(site.stack)]  # (tokens, D)
         self.values[site] = real / real.std(dim=-1, correction=0, keepdim=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stabilitylab.models import Transformer, build_model
 from stabilitylab.probes import Watcher, find_sites
+from stabilitylab.probes.places.sites import shown_by
 
 REAL = torch.arange(7) < torch.tensor([[7], [5], [6]])
 STREAMS = "activation_grad_norm,residual_norm,branch_variance,cosine_similarity,layer_branch,outliers,ln_input"
@@ -128,19 +129,39 @@ def test_layers_that_are_computed_again_are_counted_once() -> None:
     assert watched(model).column(0, "activation_grad_norm", "value") == pytest.approx(expected, rel=1e-12)
 
 
+def compiled(model: Transformer, probes: str) -> ListSink:
+    """The numbers of a model whose layers are compiled."""
+    torch._dynamo.reset()
+    for layer in model.decoder.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    found = watched(model, probes)
+    torch._dynamo.reset()
+    return found
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("arch", ["hyper-connections", "preln"])
 def test_compiled_layers_show_the_same(arch: str) -> None:
     expected = watched(built(arch, value_residual="fixed"), "activation_grad_norm,residual_norm")
-    torch._dynamo.reset()
-    model = built(arch, value_residual="fixed")
-    for layer in model.decoder.layers:
-        layer.compile(backend="eager", fullgraph=True)
-    found = watched(model, "activation_grad_norm,residual_norm")
-    torch._dynamo.reset()
+    found = compiled(built(arch, value_residual="fixed"), "activation_grad_norm,residual_norm")
     for table in ("activation_grad_norm", "residual_norm"):
         own = expected.column(0, table, "value")
         assert found.column(0, table, "value") == pytest.approx(own, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_taps_show_the_same() -> None:
+    """Values of all places; gradients of what leaves them, streams and the tuples of taps among them."""
+    expected, found = watched(built("mhc"), "fingerprint"), compiled(built("mhc"), "fingerprint")
+    own, other = (sink.column(0, "fingerprint", "norm") for sink in (expected, found))
+    assert other == pytest.approx(own, rel=1e-12)
+    own, other = (
+        {site: value for site, value in sink.column(0, "fingerprint_gradient", "norm").items() if site.endswith(":out")}
+        for sink in (expected, found)
+    )
+    assert "decoder.layers.0.ffn.scaled_branch:out" in own
+    assert other == pytest.approx(own, rel=1e-12)
 
 
 def composed(model: Transformer) -> dict[str, tuple[float, float, float, float]]:
@@ -181,4 +202,37 @@ def test_the_gain_of_composed_mixtures(arch: str) -> None:
 
 def test_models_without_mixtures_have_no_such_table() -> None:
     assert "mixing_gain" not in watched(built("preln"), "all").tables
-    assert find_sites(built("resi-dual")).layers[0].shown is None
+    assert shown_by(find_sites(built("resi-dual")).layers[0].module) is None
+
+
+@pytest.mark.parametrize("arch", ["hyper-connections", "mhc"])
+def test_a_stream_is_read_alike_beside_fingerprints(arch: str) -> None:
+    """Both probes look at the modules of sub-layers: what is read there does not depend on which comes first."""
+    torch.manual_seed(0)
+    model = built(arch)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    probes = "residual_norm", "activation_grad_norm"
+    alone = watched(model, ",".join(probes))
+    for order in (("fingerprint", *probes), (*probes, "fingerprint")):
+        model.zero_grad()
+        beside = watched(model, ",".join(order))
+        for table in probes:
+            assert beside.column(0, table, "value") == alone.column(0, table, "value"), (order, table)
+
+
+def test_fingerprints_of_streams_and_taps_are_those_of_their_mean() -> None:
+    """Of equal streams that is each of them: layers and sub-layers have the numbers of Pre-LN, and taps their values.
+    What a shortcut keeps feeds no branch here: its gradient is that of the sub-layer's output."""
+    plain, streams = built("preln"), built("hyper-connections-static")
+    streams.load_state_dict(plain.state_dict(), strict=False)
+    expected, found = (watched(model, "fingerprint") for model in (plain, streams))
+    for table, other_paths in (("fingerprint", ()), ("fingerprint_gradient", ("shortcut", "norm:in"))):
+        own, other = (sink.column(0, table, "norm") for sink in (expected, found))
+        shared = [site for site in own if not any(path in site for path in other_paths)]
+        assert {site.rpartition(".")[2] for site in shared} >= {"0:in", "ffn:in", "ffn:out", "branch:out"}
+        assert [other[site] for site in shared] == pytest.approx([own[site] for site in shared], rel=1e-12), table
+    kept = {site: value for site, value in other.items() if ".shortcut:" in site}
+    assert len(kept) == 12
+    for site, value in kept.items():
+        assert value == pytest.approx(other[f"{site.rpartition('.')[0]}:out"], rel=1e-12), site

@@ -21,7 +21,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from ..places.copied import Copied
 from ..places.naming import unwrapped
-from ..places.sites import Parts, Shown, hidden_state, parts_of, summed, taken_up, tensor_of
+from ..places.sites import Parts, hidden_state, parts_of, shown_by, summed, taken_up, tensor_of
 
 Value = torch.Tensor | None
 
@@ -42,9 +42,8 @@ class Hook(Copied):
 
     ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``:
     whose gradient is wanted, of the "input" and of the "output". ``compiled``: whether it stands in compiled code,
-    where it cannot be taken away. ``streams``: the arguments whose sum enters, and ``shown``: what is read of a stream,
-    see :class:`~stabilitylab.probes.places.sites.Site`. ``is_tap``: the module is a tap, whose tuple is read as a
-    whole.
+    where it cannot be taken away. ``streams``: the arguments whose sum enters, and ``is_tap``: the module is a tap, see
+    :class:`~stabilitylab.probes.places.sites.Site`.
     """
 
     def __init__(
@@ -56,11 +55,10 @@ class Hook(Copied):
         needs_output: bool,
         gradient_of: frozenset[str],
         streams: tuple[str, ...] = (),
-        shown: Shown | None = None,
         is_tap: bool = False,
     ) -> None:
         self.visitor: Visitor | None = visitor
-        self.shown, self.is_tap = shown, is_tap
+        self.shown, self.is_tap = shown_by(module), is_tap
         self.module, self.wanted, self.streams = module, wanted, streams
         self.model = unwrapped(visitor.model)
         self.needs_input, self.needs_output = needs_input, needs_output
@@ -79,16 +77,20 @@ class Hook(Copied):
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training and not self.left_out:
-            if self.shown is not None or (self.is_tap and isinstance(output, tuple)):
-                return self._in_parts(args, kwargs, output)
+            if self.in_parts(output):
+                return self._visit_parts(args, kwargs, output)
             x = self._entering(args, kwargs) if self.needs_input else None
             y = (summed(output) if self.streams else _tensor(output)) if self.needs_output else None
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
             if self.of_output and y is not None and y.requires_grad:
-                return _with(output, y, _through(y, self.output_key))
+                return _with(output, y, _through(y, self.output_key, False))
         return None
 
-    def _in_parts(self, args: Any, kwargs: Any, output: Any) -> Any:
+    def in_parts(self, value: Any) -> bool:
+        """Return True if several tensors of what enters or leaves the module are read as one."""
+        return self.shown is not None or (self.is_tap and isinstance(value, tuple))
+
+    def _visit_parts(self, args: Any, kwargs: Any, output: Any) -> Any:
         """Do the same in compiled code for streams that are read in parts."""
         x = parts_of(_first(args, kwargs), self.shown).mean if self.needs_input else None
         parts = parts_of(output, self.shown) if self.needs_output else None
@@ -106,7 +108,7 @@ class Hook(Copied):
                     del self.module._forward_hooks[number], self.module._forward_hooks_with_kwargs[number]
             self._handles.append(self.module.register_forward_hook(self, with_kwargs=True))
             if self.of_input and not self.left_out:
-                entry = EntryHook(self.model, self.input_key, self.shown)
+                entry = EntryHook(self)
                 self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
 
     def detach(self) -> None:
@@ -124,18 +126,16 @@ class Hook(Copied):
 class EntryHook(Copied):
     """Shows the gradient of what enters a module to compiled code."""
 
-    def __init__(self, model: nn.Module, key: torch.Tensor, shown: Shown | None = None) -> None:
-        self.model, self.key, self.shown = model, key, shown
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.model.training:
-            if self.shown is not None:
-                parts = parts_of(_first(args, kwargs), self.shown)
-                seen = _through_parts((args, kwargs), parts, self.key)
-                return (args, kwargs) if seen is None else seen
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.hook.model.training:
+            if self.hook.in_parts(entering := _first(args, kwargs)):
+                return _through_parts((args, kwargs), parts_of(entering, self.hook.shown), self.hook.input_key)
             x = _entering(args, kwargs)
             if x is not None and x.requires_grad:
-                through = _through(x, self.key)
+                through = _through(x, self.hook.input_key, False)
                 return _with(args, x, through), {name: _with(given, x, through) for name, given in kwargs.items()}
         return None
 
@@ -191,16 +191,15 @@ def _tensor(value: Any) -> torch.Tensor | None:
 
 def _first(args: Any, kwargs: Any) -> Any:
     """Return the stream that enters a module."""
-    return args[0] if args else next(iter(kwargs.values()))
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def _through_parts(value: Any, parts: Parts, key: torch.Tensor) -> Any:
-    """Return ``value`` with copies of ``parts`` whose gradients are seen, as one tensor (parts, ...); None without a
-    gradient."""
+    """Return ``value`` with copies of ``parts`` the sum of whose gradients is seen; None without a gradient."""
     own = [part for part in parts.distinct if part.requires_grad]
     if not own:
         return None
-    for old, new in zip(own, _through(torch.stack(own), key).unbind(), strict=True):
+    for old, new in zip(own, _through(torch.stack(own), key, True).unbind(), strict=True):
         value = _with(value, old, new)
     return value
 
@@ -246,8 +245,8 @@ _LIBRARY.impl("visit", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("stabilitylab::visit", lambda x, y, key: None, lib=_LIBRARY)
 _visit: Any = torch.ops.stabilitylab.visit.default
 _register_effectful_op(_visit, _EffectType.ORDERED)
-_LIBRARY.define("through(Tensor value, Tensor key) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
-_LIBRARY.impl("through", lambda value, key: value.clone(), "CompositeExplicitAutograd")
+_LIBRARY.define("through(Tensor value, Tensor key, bool parts) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+_LIBRARY.impl("through", lambda value, *rest: value.clone(), "CompositeExplicitAutograd")
 
 
 def not_copied(operator: Any, value: torch.Tensor) -> torch.Tensor:
@@ -258,18 +257,19 @@ def not_copied(operator: Any, value: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(value)
 
 
-torch.library.register_fake("stabilitylab::through", lambda value, key: not_copied(_through, value), lib=_LIBRARY)
+torch.library.register_fake("stabilitylab::through", lambda value, *rest: not_copied(_through, value), lib=_LIBRARY)
 _through: Any = torch.ops.stabilitylab.through.default
 
 
-def _keep_key(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+def _keep_key(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, bool], output: torch.Tensor) -> None:
+    _, key, ctx.parts = inputs
+    ctx.save_for_backward(key)
 
 
-def _visit_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+def _visit_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
     (key,) = ctx.saved_tensors
-    _visit(None, gradient, key)
-    return gradient, None
+    _visit(None, gradient.sum(0) if ctx.parts else gradient, key)
+    return gradient, None, None
 
 
 torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_context=_keep_key, lib=_LIBRARY)
@@ -278,7 +278,7 @@ torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_
 def _measure(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
     if hook.visitor is None:
         return
-    if hook.shown is not None or (hook.is_tap and isinstance(output, tuple)):
+    if hook.in_parts(output):
         entering = _first(args, kwargs)
         left = parts_of(output, hook.shown)
         hook.visitor.visit(hook, left if entering is output else parts_of(entering, hook.shown), left)

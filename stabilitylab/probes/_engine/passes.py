@@ -11,7 +11,7 @@ from torch import nn
 
 from ..parameters.one_process import ALONE, OneProcess
 from ..parameters.shards import ActivationShards
-from ..places.sites import Parts
+from ..places.sites import Parts, Site
 from .board import Board
 from .guard import Guard
 from .hooks import Hook, RootHook, Value, is_nested, keep_apart
@@ -171,18 +171,17 @@ class Pass:
             if y is None or board.ended:
                 continue
             x = entering if site.whole else None
-            if isinstance(y, Parts):
-                self._visit_parts(wanted, x, y, compiled)
-                continue
             try:
+                if isinstance(y, Parts):
+                    self._visit_parts(wanted, x, y, compiled)
+                    continue
                 shape = site.arranged(y).shape
                 if board.probe.on != "backward":  # an arranged value is not the one that gets the gradient
                     x, y = site.arranged(x), site.arranged(y)
                 elif shards is not None:  # the part that has the gradient
                     y = held[site.take != "input"]
                     shape = shards.shape(site.module, site.stack, y)
-                weight = (self.masks.nearest if site.inner else self.masks)(site.mask, shape[:-1], y.device)
-                self.keep(wanted, x, y, weight, compiled)
+                self.keep(wanted, x, y, self._weight(site, shape, y.device), compiled)
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began
@@ -190,14 +189,15 @@ class Pass:
     def _visit_parts(self, wanted: Wanted, x: Any, y: Parts, compiled: bool) -> None:
         """Measures a stream that is read in parts: their mean, or the gradients of all of them."""
         board, row, _ = wanted
-        try:
-            weight = self.masks(board.sites[row].mask, y.tensors[0].shape[:-1], y.tensors[0].device)
-            if board.probe.on == "backward":
-                self.keep_parts(wanted, y, weight)
-                return
+        weight = self._weight(board.sites[row], y.tensors[0].shape, y.tensors[0].device)
+        if board.probe.on == "backward":
+            self.keep_parts(wanted, y, weight)
+        else:
             self.keep(wanted, x.mean if isinstance(x, Parts) else x, y.mean, weight, compiled)
-        except Exception as error:
-            self.guard(board, error)
+
+    def _weight(self, site: Site, shape: torch.Size, device: torch.device) -> torch.Tensor:
+        """Return the weight of each token of a value of this shape, (..., width)."""
+        return (self.masks.nearest if site.inner else self.masks)(site.mask, shape[:-1], device)
 
     def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
         """Notes that gradients of parts will come, see :class:`~.training_pass.TrainingPass`."""
@@ -270,10 +270,8 @@ class Pass:
             needs_output = any(take == "output" for _, take in places)
             gradient_of = frozenset(take for on, take in places if on == "backward")
             sites = [board.sites[row] for board, row, _ in all_of_it]
-            shown = next((site.shown for site in sites if site.module is module), None)
-            is_tap = all(site.module is not module for site in sites)
-            given = needs_input, needs_output, gradient_of, streams, shown, is_tap
-            yield Hook(self, module, tuple(all_of_it), *given)
+            is_tap = all(site.is_tap or site.module is not module for site in sites)
+            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams, is_tap)
 
     def _enter(self, *given: Any) -> None:
         if self._inside and is_nested(self.model):

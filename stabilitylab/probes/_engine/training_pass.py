@@ -178,8 +178,7 @@ class TrainingPass(Pass):
             board, row, _ = wanted
             of_site = board.probe.on == "backward" and (board.sites[row].take == "input") is of_input
             if of_site and (weight := self._weights.get((board, row))) is not None:
-                whole = gradient if hook.shown is None else gradient.sum(0)  # of the parts
-                self._keep_gradient(wanted, whole, weight, compiled=True)
+                self._keep_gradient(wanted, gradient, weight, compiled=True)
 
     def _keep_gradient(
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False

@@ -16,7 +16,7 @@ from .expert_products import stacked
 from .feedforward import WayBack, way_back, widths
 from .naming import lies_in, modules_of, named, unwrapped
 from .routing import routing
-from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken, shown_by
+from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken
 from .structure import (
     LayerStack,
     Places,
@@ -123,9 +123,7 @@ def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
             maps = _channels_first(layer)
             whole, end = not is_namespace(layer), left(layer)
             streams = parts_taken(end) if whole else ()
-            yield Site(
-                path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams, shown=shown_by(end)
-            )
+            yield Site(path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams)
 
 
 def _channels_first(layer: nn.Module) -> int:
@@ -142,9 +140,7 @@ def _inputs(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         first = next(iter(stack.layers.values()))
         maps = _channels_first(first)
-        called = entered(first)
-        shown = shown_by(called)
-        yield Site(f"{stack.name}.input", called, stack.name, 0, "input", "input", channels_first=maps, shown=shown)
+        yield Site(f"{stack.name}.input", entered(first), stack.name, 0, "input", "input", channels_first=maps)
 
 
 def _branches(place: Places) -> Iterator[Site]:
@@ -152,7 +148,7 @@ def _branches(place: Places) -> Iterator[Site]:
         for path, layer in stack.layers.items():
             for name, child in unwrapped(layer).named_children():
                 if taps := _taps(child):
-                    yield Site(f"{path}.{name}", child, *place(f"{path}.{name}"), taps=taps, shown=shown_by(child))
+                    yield Site(f"{path}.{name}", child, *place(f"{path}.{name}"), taps=taps)
 
 
 def _is_per_token_norm(path: str, module: nn.Module) -> bool:

@@ -79,9 +79,10 @@ def parts_of(value: Any, shown: Shown | None = None) -> Parts:
     return Parts(found if isinstance(found, (tuple, list)) else (found,))
 
 
-def read(site: Site, value: Any) -> torch.Tensor | None:
-    """Return the tensor that is read of the stream that a site's module takes or yields."""
-    return tensor_of(value) if site.shown is None else parts_of(value, site.shown).mean
+def read(module: nn.Module, value: Any) -> torch.Tensor | None:
+    """Return the tensor that is read of the stream that a module takes or yields."""
+    shown = shown_by(module)
+    return tensor_of(value) if shown is None else parts_of(value, shown).mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +94,9 @@ class Site:
     ``take="inner"``: the value is what stacked experts multiply with their last weight, ``caught`` in the held-out
     pass. ``whole``: False if the site has the last module of a layer that is never called itself; the input of that
     module is not the layer's input. ``streams``: the arguments of a layer that takes the residual stream in parts (a
-    branch and the rest), and yields the stream in parts too; the stream is their sum. ``shown``: what is read of the
-    stream, see :class:`Parts`; None: its first tensor. ``features``: finds the dimension that holds the features.
-    ``inner``: the value may be inside a sub-layer, where the mask of its stack need not fit.
+    branch and the rest), and yields the stream in parts too; the stream is their sum. ``features``: finds the dimension
+    that holds the features. ``inner``: the value may be inside a sub-layer, where the mask of its stack need not fit.
+    ``is_tap``: the module is an Identity tap, whose tuple is read as a whole, see :class:`Parts`.
     """
 
     name: str
@@ -109,10 +110,10 @@ class Site:
     channels_first: int = 0
     whole: bool = True
     streams: tuple[str, ...] = ()
-    shown: Shown | None = None
     features: FeatureAxis | None = None
     caught: list[torch.Tensor] = field(default_factory=list)
     inner: bool = False
+    is_tap: bool = False
 
     def value(self, entering: Any, leaving: Any) -> Any:
         """Return the value that counts in a call of the module: its input, its output, or the caught value."""
@@ -235,13 +236,14 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
     for path, module in sites.modules.items():
         layer = next((path[:end] for end in _ends(path) if path[:end] in homes), None)
         own = any(True for _ in module.parameters(recurse=False))
+        is_tap = False
         if layer is None:
             inside = own and bool(path)
         else:
             depth = path[len(layer) :].count(".")
             last = path.rpartition(".")[2]
-            tap = last in TAPS and isinstance(module, nn.Identity)
-            inside = tap or (depth < 3 and any(True for _ in module.parameters()))
+            is_tap = last in TAPS and isinstance(module, nn.Identity)
+            inside = is_tap or (depth < 3 and any(True for _ in module.parameters()))
         if not inside or is_namespace(module):
             continue
         plain = layers.get(path)
@@ -252,7 +254,8 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
             name = f"{path}:{'in' if take == 'input' else 'out'}"
             streams = () if plain is None else plain.streams
             maps = 0 if plain is None else plain.channels_first
-            found.append(Site(name, module, *place, take=take, streams=streams, channels_first=maps, inner=True))
+            given = {"streams": streams, "channels_first": maps, "inner": True, "is_tap": is_tap}
+            found.append(Site(name, module, *place, take=take, **given))
     return tuple(found)
 
 
