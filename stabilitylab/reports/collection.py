@@ -19,7 +19,6 @@ from ..diagnose.evidence import Evidence
 from ..errors import DamagedError, InputError, StabilityLabError, in_words
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
-from ..store.arrays import steps_in
 from ..store.combine import By
 from ..store.layout import flat
 from ..store.nonfinite import lost
@@ -67,7 +66,6 @@ class Record:
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
         self.error: Exception | None = None  # the error that prevented its diagnosis
-        self._kept: dict[tuple[str, By | None], Frame] = {}
         self._remembered: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
@@ -207,27 +205,24 @@ class Record:
         again."""
         if self.kind != "onestep":
             return self.run.frame(table, columns=columns, by=by)
-        if (table, by) not in self._kept:
-            self._kept[table, by] = self.run.frame(table, by=by)
-        data = self._kept[table, by]
+        data = self.remember(("frame", table, by), lambda: self.run.frame(table, by=by))
         return data if columns is None else data.drop(columns={*self.run.table(table).columns} - {*columns})
 
     def at(
-        self, table: str, step: int | None = None, columns: Sequence[str] | None = None, by: By | None = None
+        self,
+        table: str,
+        step: int | tuple[int, ...] | None = None,
+        columns: Sequence[str] | None = None,
+        by: By | None = None,
     ) -> Frame:
-        """Reads a probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which.
+        """Reads a probe's table at the probed step nearest to ``step``, or at those nearest to several; None: the last.
+        The frame's step says which.
 
         Kept, as many figures and claims ask for the same few steps."""
-        chosen = None if columns is None else tuple(columns)
-        if self.kind != "onestep":
-            key = ("at", table, step, chosen, by)
-            return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by)).copy()
-        data = self.frame(table, columns, by)
-        if data.empty:
-            return data
-        steps = steps_in(data["step"].to_numpy())
-        nearest = steps[-1] if step is None else steps[np.abs(steps - step).argmin()]
-        return data.loc[data["step"] == nearest].reset_index(drop=True)
+        if self.kind == "onestep":  # it has one step
+            return self.frame(table, columns, by)
+        key = ("at", table, step, None if columns is None else tuple(columns), by)
+        return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by)).copy()
 
     def probed(self, table: str) -> np.ndarray:
         """Reads the steps at which a probe's table was recorded, in rising order."""

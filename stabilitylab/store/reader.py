@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -213,13 +213,21 @@ class Run:
         return Frame(content)
 
     def frame_at(
-        self, name: str, step: int | None = None, *, columns: Sequence[str] | None = None, by: By | None = None
+        self,
+        name: str,
+        step: int | Sequence[int] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        by: By | None = None,
     ) -> pd.DataFrame:
-        """Return what :meth:`frame` has of the probed step nearest to ``step`` (None: the last), without laying out
-        the others."""
+        """Return what :meth:`frame` has of the probed step nearest to ``step`` (None: the last), or of those nearest to
+        several, without laying out the others."""
         from .frame import Frame
 
-        content, _ = self._rows(self.table(name), columns, by, lambda steps: [_nearest(steps, step)])
+        wanted = step if isinstance(step, Sequence) else [step]
+        content, _ = self._rows(
+            self.table(name), columns, by, lambda steps: sorted({_nearest(steps, one) for one in wanted})
+        )
         return Frame(content)
 
     def steps(self, name: str) -> np.ndarray:
@@ -330,9 +338,6 @@ class Run:
 class Snapshot(Run):
     """A run at one moment; see :meth:`Run.snapshot`."""
 
-    # The last columns that any snapshot read: figures ask for one step of them after the other.
-    _latest: ClassVar[tuple[tuple[HeldPieces, str, pa.Schema | None], pa.Table] | None] = None
-
     def __init__(
         self, path: Path, document: Mapping[str, Any], alive: bool, facts: Mapping[str, Any], pieces: HeldPieces
     ) -> None:
@@ -394,14 +399,8 @@ class Snapshot(Run):
     def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
         if name == METRICS and self._metrics is not None:
             return _given(self._metrics) if schema is None else _given(self._metrics).select(schema.names)
-        key = self._pieces, name, schema
-        if name == METRICS:
-            with reading(self.path):
-                return self._gathered(*key)
-        if (latest := Snapshot._latest) is None or latest[0] != key:
-            with reading(self.path):
-                Snapshot._latest = latest = key, self._gathered(self._pieces, name, schema)
-        return latest[1]
+        with reading(self.path):
+            return self._gathered(self._pieces, name, schema)
 
 
 def of_snapshots(make: Callable[..., T], *runs: Run) -> T:

@@ -136,6 +136,23 @@ def test_runs_of_ones_own_stand_by_their_diagnosis(tmp_path: Path) -> None:
     assert named(runs, ())[0].name == "broken"
 
 
+def test_runs_of_ones_own_are_named_and_outcomes_alone_have_no_advice(tmp_path: Path) -> None:
+    """The first event of a run that never learned is its outcome: advice to look at the first event says nothing."""
+    falls, rises = [6.0 - 0.05 * t for t in range(32)], [4.4 + 0.4 * t for t in range(28)]
+    metrics = {
+        "alone": {"loss": [6.0 + 0.02 * t for t in range(60)]},
+        "rate": {"loss": falls + rises, "lr": [1e-3] * 30 + [1e-1] * 30},
+    }
+    for name, given in metrics.items():
+        make_run(tmp_path, name, kind="watched", label="GPT2", metrics=given, verdict="", unigram=None)
+    told = {one.record.name: one for one in overview(Runs.load(tmp_path), []).told}
+    assert {event.role for event in told["alone"].first} == {"outcome"}
+    assert told["alone"].remedies == ()
+    assert told["rate"].remedies == ("Check the schedule, and what a resume restored.",)
+    for name, one in told.items():
+        assert one.sentence.startswith(f"{name}: "), f"{name}: {one.sentence}"
+
+
 def test_an_event_stands_where_it_happened(tmp_path: Path) -> None:
     made(tmp_path, fall=1000.0)
     (one,) = overview(Runs.load(tmp_path), []).told

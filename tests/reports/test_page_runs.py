@@ -186,8 +186,8 @@ def pixels_of(picture: Path, colour: tuple[int, int, int]) -> int:
 def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     told = browser.run("return $('.sentences li[data-run=\"breaks\"]').textContent;")
-    assert "First, at update 3" in told
-    assert "What to try:" in told
+    assert "First sign, at update 3" in told
+    assert "What to do:" in told
     assert browser.run("return $$('.remedy').every((one) => one.closest('li').dataset.run === 'breaks');")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,23 @@ def test_one_step_is_that_of_the_whole_table(tmp_path: Path, by, columns, step: 
     pd.testing.assert_frame_equal(run.snapshot().frame_at("grad_norm", step, columns=columns, by=by), expected)
 
 
+def test_several_steps_are_those_of_the_whole_table_each_once(tmp_path: Path) -> None:
+    run = Run.open(write(tmp_path / "a"))
+    whole = run.frame("grad_norm")
+    expected = whole.loc[whole["step"].isin([1, 9])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(run.frame_at("grad_norm", [100, 2, 1]), expected)
+
+
+def test_no_table_outlives_its_reader(tmp_path: Path) -> None:
+    """A process that made a report keeps none of the tables that it read."""
+    run = Run.open(write(tmp_path / "a")).snapshot()
+    gone = [weakref.ref(run), weakref.ref(run._pieces)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(run.frame_at("grad_norm", 0)) == len(ROWS)
+    del run
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
 def test_steps_of_a_table_and_of_one_without_rows(tmp_path: Path) -> None:
     assert Run.open(write(tmp_path / "a")).steps("grad_norm").tolist() == [*STEPS]
     with RunWriter.create(tmp_path / "b", {"label": "x"}) as run:
@@ -71,10 +90,3 @@ def test_a_stamp_is_of_all_files_and_of_ended_runs_alone(tmp_path: Path) -> None
         run.open([TABLE])
         run.append(0, {"loss": 1.0}, {})
         assert Run.open(tmp_path / "b").snapshot().stamp is None  # it goes on
-
-
-def test_columns_read_last_are_not_those_of_another_run(tmp_path: Path) -> None:
-    one, other = (Run.open(write(tmp_path / name, last)).snapshot() for name, last in (("a", 1.0), ("b", 2.0)))
-    for _ in range(2):
-        found = [run.frame_at("grad_norm", 0, columns=["value"])["value"].iloc[0] for run in (one, other)]
-        assert found == [1.0, 2.0]

@@ -108,9 +108,11 @@ def profiles(group: Runs) -> list[Panel]:
     """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
     found: dict[tuple[str, str, int, int], Spread] = {}
     for record in group:
-        for meant, step in _probed(record.probed("grad_norm")).items():
-            data = record.at("grad_norm", step, ["value"], by="layer")
-            for stack, own in data.loc[data["layer"] > 0].groupby("stack_name", observed=True):
+        steps = _probed(record.probed("grad_norm"))
+        data = record.at("grad_norm", tuple(steps.values()), ["value"], by="layer")
+        data = data.loc[data["layer"] > 0]
+        for meant, step in steps.items():
+            for stack, own in data.loc[data["step"] == step].groupby("stack_name", observed=True):
                 spread = found.setdefault((str(stack), record.label, meant, step), Spread(log=True))
                 spread.add(own["layer"].tolist(), own["value"].tolist())
     panels = []

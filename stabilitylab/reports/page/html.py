@@ -130,7 +130,7 @@ def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
             "first": {"step": one.first[0].step, "titles": list(dict.fromkeys(event.title for event in one.first))}
             if one.first
             else None,
-            "remedies": [words[:1].upper() + words[1:].rstrip(".") for words in one.remedies],
+            "remedies": one.remedies,
         }
         for one in view.told
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...diagnose import DETECTORS, Event, compare
+from ...diagnose import Event, compare
 from ...errors import DamagedError, InputError
 from ...store.layout import flat
 from .. import style
@@ -97,9 +97,7 @@ def _told(record: Record) -> Told:
     found = record.diagnosis
     if found is None:
         return Told(record, sentence(record, found))
-    first = dict.fromkeys(event.kind for event in found.cause.together)
-    remedies = tuple(DETECTORS[kind].remedy for kind in first if kind in DETECTORS and DETECTORS[kind].remedy)
-    return Told(record, sentence(record, found), found.events, found.cause.together, remedies)
+    return Told(record, sentence(record, found), found.events, found.cause.together, tuple(found.remedies))
 
 
 def curves(runs: Runs) -> Picture | None:
@@ -175,7 +173,7 @@ def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """Return the data of the page's scripts. ``anchors``: run -> the figure that holds its maps."""
     shown = [one.record for one in view.told if one.record.name in anchors]
     alike = Counter(map(heading, shown))
-    # where all are of one kind, as runs of one's own model, the name alone tells them apart
+    # where all are of one architecture and depth, the name alone tells them apart
     names = [one.name if len(alike) == 1 else f"{heading(one)} ({one.name})" for one in shown]
     titles = [name if alike[heading(one)] > 1 else heading(one) for one, name in zip(shown, names, strict=True)]
     return {

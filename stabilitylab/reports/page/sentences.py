@@ -22,8 +22,8 @@ def layers(record: Record) -> str:
 
 
 def heading(record: Record) -> str:
-    """``Post-LN 100L-100L``."""
-    return f"{style.title(record.label)} {layers(record)}".strip()
+    """``Post-LN 100L-100L``; the name of a run of one's own, as many such runs have one class of model."""
+    return record.name if record.kind == "watched" else f"{style.title(record.label)} {layers(record)}".strip()
 
 
 def sentence(record: Record, found: Diagnosis | None) -> str:

@@ -19,14 +19,14 @@ let asked = 0;
 async function buildPair() {
   const { a, b } = view, own = ++asked, both = a && b && a !== b, known = Object.keys(told.settings);
   for (const side of all(".side")) side.value = known.includes(view[side.dataset.side]) ? view[side.dataset.side] : "";
-    byId("parted").hidden = !both || !known.includes(a) || !known.includes(b);
+  byId("parted").hidden = !both || !known.includes(a) || !known.includes(b);
   if (byId("parted").hidden) return;
   const pair = told.pairs.find((one) => (one.a === a && one.b === b) || (one.a === b && one.b === a)), other = (key) => [told.settings[a][key] ?? "–", told.settings[b][key] ?? "–"];
   const differing = [...new Set([...Object.keys(told.settings[a]), ...Object.keys(told.settings[b])])].filter((key) => other(key)[0] !== other(key)[1]);
   byId("part-said").textContent = pair ? pair.paragraph : `Where they part: stabilitylab compare ${a} ${b}`;
   byId("part-settings").replaceChildren(made("h4", {}, "Settings that differ"), differing.length ? rows(["", "A", "B"], differing.map((key) => [key, ...other(key)])) : made("p", {}, "None."));
   byId("part-growth").replaceChildren(...(pair && pair.growth.length ? [made("h4", {}, "Where they part"), rows(["differ by more than", "update", "probe", "where"], pair.growth.map((one) => [`${short(100 * one.above)} %`, String(one.step), one.probe, one.where]))] : []));
-  const lines = plots.curves.map((plot) => ({ ...plot, references: plot.references, pair: true, traces: plot.traces.filter(({ name }) => name === a || name === b).map((one) => ({ ...one, dash: one.name === a ? "solid" : "dash" })) }));
+  const lines = plots.curves.map((plot) => ({ ...plot, pair: true, traces: plot.traces.filter(({ name }) => name === a || name === b).map((one) => ({ ...one, dash: one.name === a ? "solid" : "dash" })) }));
   const [left, right] = [a, b].map((name) => everyRun.find((run) => run.name === name)), panels = [], specs = [];
   for (const plot of lines.filter((each) => each.traces.length)) {
     specs.push(plot);

@@ -36,7 +36,7 @@ function shade(x, scale) {
   return viridis(scale.high > scale.low ? (value - scale.low) / (scale.high - scale.low) : 0.5);
 }
 
-const ACROSS = 24; // pixels of a tower's row: what is not finite is striped, so that grey print tells it from a dark colour
+const ACROSS = 24; // pixels of a tower's row, for the stripes of what is not finite
 // A tower is one stack of one run; a row is a pixel, or ten with a gap where there are few, stretched by the style sheet.
 function paintTower(tower) {
   const { one, run, canvas } = tower, map = one.map, rows = map.y.length, width = map.x.length;
@@ -116,21 +116,13 @@ function bar(scale, unit, found, label) {
   const strip = made("i", { className: "strip" });
   strip.style.background = `linear-gradient(to right, ${colours})`;
   box.append(...(label ? [made("span", { className: "name" }, label)] : []), made("span", {}, number(0)), strip, made("span", {}, `${number(1)} ${unit}${scale.log ? ", logarithmic" : ""}`));
-  for (const name of found) {
-    const patch = made("i", { className: "patch" });
-    patch.style.background = name === "not finite" ? `repeating-linear-gradient(to right, ${flat[name]} 0 3px, #fff 3px 4px)` : flat[name];
-    box.append(made("span", {}, patch, name));
-  }
+  box.append(...found.map((name) => made("span", {}, patchOf(lookOfFinding(name)), name)));
   return box;
 }
 
 function headOf(run) {
   const found = lookOf(run.name), head = made("span", { className: "head-of-run", title: run.name });
-  if (found) {
-    const spot = made("i", { className: "patch" });
-    spot.style.background = visible(found.colour);
-    head.append(spot);
-  }
+  if (found) head.append(patchOf(visible(found.colour)));
   head.append(run.title);
   return head;
 }

@@ -40,6 +40,7 @@ async function draw(place) {
     const data = map ? (map.ratio ? ratios(plot) : heat(plot, map.codes || (await unpacked(map)), log)) : lines(plot, hidden.get(figure) || new Set(), log);
     zoomed(place, layout);
     await Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
+    all(".hm", place).forEach((cells, trace) => cells.classList.toggle("striped", data[trace].name === "not finite"));
     if (map && map.findings.length && !place.dataset.drawn) place.after(legend(map));
     if (!place.dataset.drawn) {
       // Ticks are set for the whole range: in a part of it plotly chooses them, until all is seen again.
@@ -61,15 +62,7 @@ async function draw(place) {
 }
 
 function legend(map) {
-  const box = document.createElement("p");
-  box.className = "legend";
-  for (const finding of map.findings) {
-    const entry = document.createElement("span"), patch = document.createElement("i");
-    patch.style.background = flat[finding];
-    entry.append(patch, finding);
-    box.append(entry);
-  }
-  return box;
+  return made("p", { className: "legend" }, ...map.findings.map((name) => made("span", {}, patchOf(lookOfFinding(name)), name)));
 }
 
 function redraw(inside = document) {

@@ -56,9 +56,7 @@ function paintTable() {
   box.replaceChildren(...values.map((value) => {
     const own = order.filter((name) => groupOf(name) === value), on = own.filter((name) => shownNames.has(name)).length;
     const chip = made("button", { type: "button", className: "toggle" }, `${value} (${on}/${own.length})`);
-    const spot = made("i", { className: "patch" });
-    spot.style.background = visible(PALETTE[(slots.get(value) ?? 0) % PALETTE.length]);
-    chip.prepend(spot);
+    chip.prepend(patchOf(visible(PALETTE[(slots.get(value) ?? 0) % PALETTE.length])));
     press(chip, on > 0);
     chip.addEventListener("click", () => {
       const index = values.indexOf(value), kept = shownInOrder().filter((name) => groupOf(name) !== value);

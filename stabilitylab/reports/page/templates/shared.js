@@ -18,6 +18,15 @@ function made(name, facts = {}, ...inside) {
   return element;
 }
 
+// A patch of a colour beside a word; that of a finding is drawn as in the maps.
+function patchOf(background) {
+  const patch = made("i", { className: "patch" });
+  patch.style.background = background;
+  return patch;
+}
+// What is not finite is striped, so that grey print tells it from a dark colour.
+const lookOfFinding = (name) => (name === "not finite" ? `repeating-linear-gradient(to right, ${flat[name]} 0 3px, #fff 3px 4px)` : flat[name]);
+
 // Dark colours are too faint on a dark page: they are mixed with white there.
 function visible(colour) {
   const parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));

@@ -126,7 +126,7 @@ function heat(plot, cells, log) {
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];
   for (const finding of map.findings) {
     const own = (code) => code === codes[finding];
-    traces.push({ ...base, ...printed(own), z: grid((code) => (own(code) ? 1 : null)), showscale: false,
+    traces.push({ ...base, ...printed(own), name: finding, z: grid((code) => (own(code) ? 1 : null)), showscale: false,
       colorscale: [[0, flat[finding]], [1, flat[finding]]], hovertemplate: `${place}<b>${finding}</b><extra></extra>` });
   }
   return traces;
