@@ -50,13 +50,13 @@ class Level:
 
 @dataclass
 class RecordedUpdate:
-    """One recorded update. ``batches``: numbers of its micro-batches; None if they were not kept. ``random``: torch's
+    """One recorded update. ``batches``: numbers of its micro-batches, one at least. ``random``: torch's
     random states before the forward pass of each, on the host and on GPUs. ``settings``: those of each optimizer's
     groups as it stepped. ``full``: sketches of gradients and parameters, and digests of the modules' outputs; None for
     most updates. ``stepped``: False if no optimizer stepped (a scaler skipped it)."""
 
     step: int
-    batches: list[int] | None
+    batches: list[int]
     random: list[list[Any]] = field(default_factory=list)
     loss: float | None = None
     settings: list[list[State]] | None = None
@@ -126,7 +126,7 @@ class Flight:
     def replayable(self, start: int) -> Iterator[RecordedUpdate]:
         """Yield the updates from a snapshot on whose batches are known, without a gap."""
         step = start
-        while (update := self.updates.get(step)) is not None and update.batches is not None and update.batches:
+        while (update := self.updates.get(step)) is not None:
             yield update
             step += 1
 
@@ -172,7 +172,7 @@ class Flight:
     def _drop_old(self) -> None:
         oldest = min(self.snapshots, default=0)
         self.updates = {step: update for step, update in self.updates.items() if step >= oldest}
-        needed = {number for update in self.updates.values() for number in update.batches or ()}
+        needed = {number for update in self.updates.values() for number in update.batches}
         first = min(needed, default=max(self.batches, default=0))
         self.batches = {number: batch for number, batch in self.batches.items() if number >= first}
         self._held = sum(bytes_of(batch["content"]) for batch in self.batches.values())

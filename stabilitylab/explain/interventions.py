@@ -213,7 +213,7 @@ def noise(seed: int, size: float = NOISE) -> ReplayChange:
 
 def swap(flight: Flight, first: int, second: int) -> ReplayChange:
     """Return a change in which the batches of two updates change places."""
-    one, other = flight.updates[first].batches or [], flight.updates[second].batches or []
+    one, other = flight.updates[first].batches, flight.updates[second].batches
     places = {**dict(zip(one, other, strict=False)), **dict(zip(other, one, strict=False))}
     return ReplayChange(batch=lambda step, number, batch: flight.batches[places.get(number, number)])
 
@@ -347,10 +347,10 @@ def _batch_replaced(flight: Flight, first: int, last: int, finding: AuditFinding
     length = last - first + 1
     places: dict[int, int] = {}
     for step in range(first, last + 1):
-        own = flight.updates[step].batches or []
-        earlier = flight.updates.get(step - length) or flight.updates.get(first - 1)
-        theirs = (earlier.batches if earlier is not None else None) or own
-        places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own)}
+        own, earlier = flight.updates.get(step), flight.updates.get(step - length) or flight.updates.get(first - 1)
+        if own is not None and earlier is not None:  # an update that came without w.batch() is not there
+            theirs = earlier.batches
+            places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own.batches)}
     where = f"update {first}" if first == last else f"updates {first} to {last}"
     return Intervention(
         f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones",

@@ -177,7 +177,6 @@ class UpdateReplay:
 
     def _forward_backward(self, update: RecordedUpdate) -> float:
         loop, total = self.loop, 0.0
-        assert update.batches is not None, "only updates with batches are replayed"
         divisor = len(update.batches) if loop.accumulate == "batches" else loop.accumulate
         for place, number in enumerate(update.batches):
             batch = self.change.batch(update.step, number, self.flight.batches[number])

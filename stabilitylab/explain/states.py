@@ -133,8 +133,8 @@ def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
         parameter = parameters[int(number)]
         optimizer.state[parameter] = {
             key: value[0].to(parameter.device, copy=True)
-            if _is_kept(value) and value[1]
-            else (value[0].clone() if _is_kept(value) else copy.copy(value))
+            if is_kept(value) and value[1]
+            else (value[0].clone() if is_kept(value) else copy.copy(value))
             for key, value in entries.items()
         }
     # as load_state_dict does: an optimizer that keeps lists of its state gathers them anew
@@ -211,7 +211,8 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _is_kept(value: Any) -> bool:
+def is_kept(value: Any) -> bool:
+    """Return True for a tensor of an optimizer's state as :func:`optimizer_state` keeps it."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], Tensor)
 
 
