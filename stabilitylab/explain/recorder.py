@@ -138,7 +138,8 @@ class OutputDigests:
 
     def read(self) -> dict[str, Any]:
         """Return names and digests; the call waits for the device."""
-        digests = torch.stack([one.cpu() for one in self._found]) if self._found else torch.zeros(0, dtype=torch.int64)
+        found = [one.to(self._found[0].device) for one in self._found]
+        digests = torch.stack(found).cpu() if found else torch.zeros(0, dtype=torch.int64)
         return {"names": list(self.names), "digests": digests}
 
 
@@ -253,11 +254,12 @@ class UpdateRecorder(Instrument):
         if self._why_not or not self._waiting or self._waiting[0].step != row.step:
             return
         update = self._waiting.pop(0)
+        if update.settings is not None:
+            update.settings = [[settings_of(group) for group in groups] for groups in update.settings]
         if update.full is not None:
             pending, self._pending = self._pending, {}
             update.full = {
-                name: one.read() if isinstance(one, OutputDigests) else one.read().as_dict()
-                for name, one in pending.items()
+                name: one.read() if isinstance(one, OutputDigests) else one.as_dict() for name, one in pending.items()
             }
         loss = row.read()[0].get("loss")
         update.loss = loss
@@ -313,7 +315,8 @@ class UpdateRecorder(Instrument):
             return
         try:
             update = self._present
-            update.settings = [[settings_of(group) for group in one.param_groups] for one in self._watched.optimizers]
+            groups = [one.param_groups for one in self._watched.optimizers]
+            update.settings = [[settings_of(one, torch.clone) for one in each] for each in groups]
             if update.full is not None:
                 self._pending["handed"] = self._sketcher.of(self._gradients())
                 self._pending["before"] = self._sketcher.of(self._tensors())

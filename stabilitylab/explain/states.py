@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,10 @@ from ..probes.state import random_states, set_random_states, survey
 from ..probes.state.holders import is_bookkeeping
 
 State = dict[str, Any]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def captured(
@@ -146,9 +150,14 @@ def _members(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter
     return [[names.get(id(p), "a parameter of no module") for p in group["params"]] for group in optimizer.param_groups]
 
 
-def settings_of(group: Mapping[str, Any]) -> State:
-    """Return the settings of a parameter group that a file may hold."""
-    return {key: _setting(value) for key, value in group.items() if key != "params" and _is_setting(value)}
+def settings_of(group: Mapping[str, Any], copied: Callable[[Tensor], Tensor] = _copy) -> State:
+    """Return the settings of a parameter group that a file may hold. ``copied``: copies those that are tensors, by
+    default to the host, which waits for the device."""
+    return {
+        key: copied(value.detach()) if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params" and _is_setting(value)
+    }
 
 
 def set_settings(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -207,10 +216,6 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(each.path, each.module) for each in named(model)]
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
 def is_kept(value: Any) -> bool:
     """Return True for a tensor of an optimizer's state as :func:`optimizer_state` keeps it."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], Tensor)
@@ -218,10 +223,6 @@ def is_kept(value: Any) -> bool:
 
 def _is_setting(value: Any) -> bool:
     return isinstance(value, Tensor | tuple | list | bool | int | float | str) or value is None
-
-
-def _setting(value: Any) -> Any:
-    return _copy(value) if isinstance(value, Tensor) else value
 
 
 def _plain_state(holder: Any) -> State:

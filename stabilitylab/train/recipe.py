@@ -152,7 +152,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
+        log_p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)  # (B, T, V)
         nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
         ctx.save_for_backward(log_p, labels, weight)
         ctx.smoothing, ctx.dtype = smoothing, logits.dtype

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Config, complete, validated
@@ -58,16 +57,7 @@ def loss_of(config: Config, device: torch.device) -> Callable[[nn.Module, Mappin
         with attention(kernels):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
                 logits = model(**batch["inputs"])
-            if logits.dtype == torch.float64:  # a check of derivatives; token_losses computes in float32
-                each = F.cross_entropy(
-                    logits.flatten(0, 1),
-                    batch["labels"].flatten(),
-                    reduction="none",
-                    label_smoothing=config.train.label_smoothing,
-                )
-                loss = (each * batch["weight"].flatten()).sum()
-            else:
-                loss, _ = token_losses(logits, batch["labels"], batch["weight"], config.train.label_smoothing)
+            loss, _ = token_losses(logits, batch["labels"], batch["weight"], config.train.label_smoothing)
         return loss / batch["tokens"]
 
     return loss_fn

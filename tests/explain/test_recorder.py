@@ -204,6 +204,19 @@ def test_wrong_settings_are_said(settings: dict[str, Any], said: str) -> None:
         recorder(**settings)
 
 
+def test_a_setting_that_is_a_tensor_is_held_on_the_host(tmp_path: Path) -> None:
+    class Tensors(Loop):
+        def between(self, t: int) -> None:
+            self.optimizer.param_groups[0]["lr"] = torch.tensor(0.01 * (t + 1))
+
+    given = recorder()
+    train(Tensors(), tmp_path / "run", 4, given)
+    rates = [update.settings[0][0]["lr"] for update in given.flight.updates.values()]
+    assert [float(one) for one in rates] == [pytest.approx(0.01 * (t + 1)) for t in range(4)]
+    facts = [one["after"] for one in sl.Run.open(tmp_path / "run").ledger if one["name"].endswith(" lr")]
+    assert facts == [float(one) for one in rates]
+
+
 def test_an_optimizer_with_other_groups_gets_the_recorded_ones() -> None:
     loop, other = Loop(), Loop()
     parameters = list(loop.model.parameters())
