@@ -51,6 +51,10 @@ class AuditResult:
     def accused(self) -> list[AuditFinding]:
         return [one for one in self.findings if one.accused]
 
+    def as_dict(self) -> dict[str, Any]:
+        parted = [{"step": step, "first": sentence} for step, sentence in self.parted]
+        return {"replayed": self.replayed, "equal": self.equal, "full": self.full, "parted": parted}
+
 
 class Auditor:
     """Replays the segments between snapshots; after a difference it goes on at the next snapshot."""

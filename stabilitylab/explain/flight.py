@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class Flight:
     notes: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     event: int | None = None  # the snapshot that the last event has of its own
-    _held: int = 0  # bytes of batches
+    _held: int = field(default=0, init=False, repr=False)  # bytes of batches
 
     def add(self, number: int, batch: dict[str, Any]) -> None:
         """Hold a batch."""
@@ -93,20 +93,9 @@ class Flight:
 
     def as_dict(self) -> State:
         """Return the flight in types that ``torch.load(weights_only=True)`` reads."""
-        return {
-            "version": VERSION,
-            "parameters": list(self.parameters),
-            "declared": dict(self.declared),
-            "snapshots": dict(self.snapshots),
-            "updates": {step: dict(vars(update)) for step, update in self.updates.items()},
-            "batches": dict(self.batches),
-            "facts": list(self.facts),
-            "losses": [list(pair) for pair in self.losses],
-            "trouble": self.trouble,
-            "notes": list(self.notes),
-            "start": dict(self.start),
-            "event": self.event,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        updates = {step: dict(vars(update)) for step, update in self.updates.items()}
+        return {"version": VERSION, **own, "updates": updates}
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Flight:

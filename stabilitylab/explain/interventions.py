@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,6 @@ from .states import restore_moments
 
 NOISE = 1e-4  # of each tensor's root mean square: a benign change, far above rounding
 REPEATS = 3  # jittered repeats that an intervention must heal in, and as many new ones for the winner
-CONTROLS = 4
 JITTER, CONFIRM, BENIGN = 11, 101, 1001  # seeds of the noise: of repeats, of confirming repeats, of controls
 
 Role = Literal["cause", "remedy", "place"]
@@ -54,16 +53,9 @@ class Trial:
     healed: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        own = self.intervention
-        return {
-            "name": own.name,
-            "role": own.role,
-            "step": own.step,
-            "score": self.score,
-            "repeats": self.repeats,
-            "confirmed": self.confirmed,
-            "healed": self.healed,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "intervention"}
+        tried = self.intervention
+        return {"name": tried.name, "role": tried.role, "step": tried.step, **own}
 
 
 @dataclass
@@ -99,6 +91,15 @@ class InterventionRecord:
     @property
     def places(self) -> list[Trial]:
         return [one for one in self.trials if one.healed and one.intervention.role == "place"]
+
+    def as_dict(self) -> dict[str, Any]:
+        window = self.window
+        return {
+            **{"start": window.start, "onset": window.onset, "stop": window.stop},
+            **{"healthy": self.healthy.score, "margin": self.healthy.margin, "plain": self.plain},
+            **{"repeatable": self.repeatable, "controls": dict(self.controls)},
+            **{"trials": [one.as_dict() for one in self.trials], "not_tried": self.not_tried},
+        }
 
 
 def intervene(

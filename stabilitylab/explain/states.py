@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..probes.places.naming import named, parameters_of
-from ..probes.state import random_states, set_random_states, survey
-from ..probes.state.holders import is_bookkeeping
+from ..probes.state import numbers_of, random_states, set_random_states, survey
 
 State = dict[str, Any]
 
@@ -167,16 +166,6 @@ def set_settings(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str,
                 group[key] = value.to(group[key].device, copy=True)
             else:
                 group[key] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-
-def numbers_of(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Return the attributes of modules that are numbers: name, the dictionary that holds it, and its key."""
-    return [
-        (f"{path}.{key}".lstrip("."), vars(module), key)
-        for path, module in _modules(model)
-        for key, value in vars(module).items()
-        if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key)
-    ]
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, Any]) -> None:

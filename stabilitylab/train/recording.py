@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..config import Config, complete, validated
 from ..data import Batch
 from ..errors import UsageError
-from ..explain import FlightRecorder
+from ..explain import Recorder
 from ..models import build_model
 from ..models.groups import groups_of
 from ..probes.numerics import attention
@@ -19,14 +19,14 @@ from .environment import attention_kernels, prepare_process, resolve_device
 from .recipe import optimizer_of, param_groups, token_losses
 
 
-def recorder_of(config: Config, device: torch.device) -> FlightRecorder | None:
+def recorder_of(config: Config, device: torch.device) -> Recorder | None:
     """Return the recorder that ``probes.record`` asks for; None without it. Raises UsageError for settings under which
     an update cannot be replayed."""
     if not config.probes.record:
         return None
     if config.train.working_weights:
         raise UsageError("--record keeps no copies of weights in bf16: give --set train.working_weights=false.")
-    return FlightRecorder(
+    return Recorder(
         loss_of(config, device),
         every=config.probes.record_every,
         clip=config.train.clip_norm or None,

@@ -18,14 +18,14 @@ from stabilitylab.explain.facts import fact_findings
 from stabilitylab.explain.findings import KINDS, REMEDIES, AuditFinding
 from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
-from stabilitylab.explain.recorder import FlightRecorder
+from stabilitylab.explain.recorder import Recorder
 from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
 from stabilitylab.explain.states import captured
 from stabilitylab.store.identity import Identity
 
 
 def recorded(
-    kind: type[Loop], path: Path, given: FlightRecorder | None = None, steps: int = 36
+    kind: type[Loop], path: Path, given: Recorder | None = None, steps: int = 36
 ) -> tuple[Flight, DeclaredLoop]:
     """The flight of a run with a fault, and a fresh loop that does what is declared."""
     given = given or recorder()
@@ -35,7 +35,7 @@ def recorded(
     return given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, given.loss_fn, given)
 
 
-def audited(kind: type[Loop], path: Path, given: FlightRecorder | None = None) -> AuditResult:
+def audited(kind: type[Loop], path: Path, given: Recorder | None = None) -> AuditResult:
     flight, loop = recorded(kind, path, given)
     return Auditor(flight, loop).run()
 

@@ -16,9 +16,8 @@ from .._engine.row import RowRecord, copied_over
 from .._engine.watched import Watched
 from ..parameters.layouts import local
 from ..places.naming import ParameterPlaces, named
-from ..state import Digester
+from ..state import Digester, numbers_of
 from ..state.bits import version
-from ..state.holders import is_bookkeeping
 from .instrument import Instrument
 
 MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
@@ -51,9 +50,10 @@ class UpdateLedger(Instrument):
     Read at each update, on the host: the settings of every parameter group as its optimizer steps; its step count and
     the number of its parameters with a state; ``training`` of modules, ``requires_grad`` and ``dtype`` of parameters;
     the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which names a
-    tensor that something else than the optimizer wrote to. A setting that is a tensor is read with its row. Each ``digests`` updates, on the device: digests of
-    parameters and moments before the step of update t and after that of update t - 1, which tell if a write changed a
-    bit (also one through ``.data``, which autograd does not count), and the share of zeros in moments.
+    tensor that something else than the optimizer wrote to. A setting that is a tensor is read with its row.
+    Each ``digests`` updates, on the device: digests of parameters and moments before the step of update t and after
+    that of update t - 1, which tell if a write changed a bit (also one through ``.data``, which autograd does not
+    count), and the share of zeros in moments.
 
     Nothing is written to the model, the optimizers or a random state.
     """
@@ -81,7 +81,7 @@ class UpdateLedger(Instrument):
             raise UsageError("record= reads each update on the host: leave CUDA graphs out (--cuda-graphs off).")
         self._watched = watched
         self._modules = [(each.path, each.module) for each in named(watched.model)]
-        self._attributes = [*_numbers(self._modules)]
+        self._attributes = numbers_of(watched.model)
         self._parameters = ParameterPlaces(watched.model)
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_, number=number: self._stepping(number))
@@ -275,13 +275,6 @@ class UpdateLedger(Instrument):
         take = getattr(self._watched.sink, "ledger", None)
         if take is not None and facts:
             take([fact.as_dict() for fact in facts])
-
-
-def _numbers(modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    for path, module in modules:
-        for key, value in vars(module).items():
-            if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key):
-                yield f"{path}.{key}".lstrip("."), vars(module), key
 
 
 def _plain(value: Any) -> Any:
