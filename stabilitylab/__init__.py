@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .bisect.find import bisect
     from .check import preflight, verify_neutral
     from .explain import Recorder
+    from .explain.explanation import explain
     from .lr_find.find import lr_find
     from .models import build_model
     from .probes import Probe, probe

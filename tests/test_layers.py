@@ -20,6 +20,7 @@ ORDER = (
         "errors",
         "schema",
         "settings",
+        "callable_package",
         "kernels",
         "decisive",
         "environment",

@@ -1,14 +1,8 @@
-"""The first sub-layer where two models, runs, precisions or devices part; calling the package is :func:`.find.bisect`.
-
-``stabilitylab.bisect`` is the function and this package at once, as ``stabilitylab.lr_find`` is.
-"""
+"""The first sub-layer where two models, runs, precisions or devices part; calling the package is :func:`.find.bisect`."""
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
-
+from ..callable_package import make_callable
 from .differences import Gap, gap
 from .judging import LIMIT, PlaceGap
 from .prints import Fingerprint, PlacePrint
@@ -16,22 +10,4 @@ from .result import Bisection
 
 __all__ = ["LIMIT", "Bisection", "Fingerprint", "Gap", "PlaceGap", "PlacePrint", "gap"]
 
-
-class _Function(ModuleType):
-    """The package, which can be called."""
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        from .find import bisect
-
-        return bisect(*args, **options)
-
-    @property
-    def __signature__(self) -> Any:
-        import inspect
-
-        from .find import bisect
-
-        return inspect.signature(bisect)
-
-
-sys.modules[__name__].__class__ = _Function
+make_callable(__name__, "find")

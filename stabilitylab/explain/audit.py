@@ -18,7 +18,7 @@ from .flight import Flight, RecordedUpdate
 from .relations import Relation, common, relations
 from .replay import DeclaredLoop, ReplayChange, Replayed, UpdateReplay
 from .sketches import Sketches
-from .states import State, captured
+from .states import State, captured, is_kept
 
 MOST = 400  # updates that an audit replays, in all
 LASTING = ("forward", "loss", "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient",
@@ -51,6 +51,10 @@ class AuditResult:
     def accused(self) -> list[AuditFinding]:
         return [one for one in self.findings if one.accused]
 
+    def as_dict(self) -> dict[str, Any]:
+        parted = [{"step": step, "first": sentence} for step, sentence in self.parted]
+        return {"replayed": self.replayed, "equal": self.equal, "full": self.full, "parted": parted}
+
 
 class Auditor:
     """Replays the segments between snapshots; after a difference it goes on at the next snapshot."""
@@ -79,7 +83,7 @@ class Auditor:
         """See at the first full update if the recorded loss is that of ``loss_fn``; else losses are not compared."""
         for start in starts:
             update = self.flight.updates.get(start)
-            if update is None or update.full is None or update.loss is None or not update.batches:
+            if update is None or update.full is None or update.loss is None:
                 continue
             with self.loop.kept():
                 one = next(UpdateReplay(self.flight, self.loop).run(start, start + 1, look=True))
@@ -90,7 +94,7 @@ class Auditor:
             return
 
     def _segment(self, start: int, stop: int, snapshot: int | None) -> list[AuditFinding]:
-        """UpdateReplay from a snapshot; ``snapshot``: the next one, which the replay must reach bit for bit."""
+        """Replay from a snapshot; ``snapshot``: the next one, which the replay must reach bit for bit."""
         replay, verified = UpdateReplay(self.flight, self.loop), start
         replay.begin(start)
         for update in self.flight.replayable(start):
@@ -120,9 +124,7 @@ class Auditor:
         total = len(self.flight.parameters)
         if told := self._told_writes(snapshot - 1, snapshot):
             return [written([name for _, name in told], snapshot, total, "the ledger, and the replay parts there")]
-        moments = [one for each in state["optimizers"] for own in each["state"].values() for one in own.values()]
-        everything = len(state["tensors"]) + sum(isinstance(one, list) and one[0].dim() > 0 for one in moments)
-        if len(names) < MOSTLY * everything:
+        if len(names) < MOSTLY * (len(state["tensors"]) + moments_of(state)):
             return [written(names, snapshot, total, "the replay parts from the snapshot")]
         if found := self._by_hypothesis(start, snapshot - 1, snapshot):
             return found
@@ -200,7 +202,7 @@ class Auditor:
         added = {"left": full["left"]["numbers"]} if "left" in full else {}
         finding = self._related(full["gradient"], one.full["gradient"], at, step, "after backward", added)
         lossless = self._has_loss and not _same_loss(update, one.loss)
-        parts = len(update.batches or ())
+        parts = len(update.batches)
         if finding.kind == "gradient scale" and parts > 1 and finding.place == "the whole model":
             divided = finding.factor is not None and math.isclose(finding.factor, 1 / parts, rel_tol=1e-3)
             if divided and self.loop.accumulate == 1:
@@ -358,6 +360,12 @@ def hypotheses(step: int) -> Iterator[tuple[AuditFinding, ReplayChange]]:
         yield AuditFinding("gradient scale", whole, step, said, evidence, factor=factor), scaled(factor)
 
 
+def moments_of(state: State) -> int:
+    """Return the number of tensors in the optimizers' state, without those of no dimension, which count steps."""
+    entries = (one for each in state["optimizers"] for own in each["state"].values() for one in own.values())
+    return sum(is_kept(one) and one[0].dim() > 0 for one in entries)
+
+
 def differing_state(kept: State, state: State, parameters: Sequence[str]) -> list[str]:
     """Return the names of tensors that differ between two captured states: of the model, and of the optimizers."""
     names = [name for name, one in kept["tensors"].items() if not same_bits(one, state["tensors"].get(name, one))]
@@ -366,7 +374,7 @@ def differing_state(kept: State, state: State, parameters: Sequence[str]) -> lis
             whose = parameters[number] if number < len(parameters) else f"parameter {number}"
             other = mine["state"].get(number, {})
             for key, value in entries.items():
-                if isinstance(value, list) and isinstance(value[0], Tensor):
+                if is_kept(value):
                     there = other.get(key)
                     if there is None or not same_bits(value[0], there[0]):
                         names.append(f"{key} of {whose}")
@@ -411,7 +419,7 @@ def _same_loss(update: RecordedUpdate, loss: float) -> bool:
     were added in an order, and rounded to a type, that only the loop knows."""
     if update.loss is None or update.loss == loss or (math.isnan(update.loss) and math.isnan(loss)):
         return True
-    return len(update.batches or ()) > 1 and math.isclose(update.loss, loss, rel_tol=ROUNDED)
+    return len(update.batches) > 1 and math.isclose(update.loss, loss, rel_tol=ROUNDED)
 
 
 def _without_doubles(found: Sequence[AuditFinding]) -> list[AuditFinding]:

@@ -39,19 +39,6 @@ def restored(batch: Mapping[str, Any], device: torch.device) -> Any:
     return _mapped(batch["content"], back, "batch")
 
 
-def size(batch: Mapping[str, Any]) -> int:
-    """Return the bytes of the tensors of a kept batch."""
-    total = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += tensor.nbytes
-        return tensor
-
-    _mapped(batch["content"], count, "batch")
-    return total
-
-
 def changed(batch: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
     """Return a kept batch with each tensor as ``change`` returns it, given the tensor's name (``labels``,
     ``0.labels``; "" for a batch that is one tensor) and the tensor."""

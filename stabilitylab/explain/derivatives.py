@@ -57,7 +57,6 @@ def derivatives(flight: Flight, loop: DeclaredLoop, start: int | None = None) ->
     """
     start = max(flight.snapshots) if start is None else start
     update = next(flight.replayable(start))
-    assert update.batches, "an update that can be replayed has batches"
     widened = changed(
         flight.batches[update.batches[0]], lambda _, one: one.double() if one.is_floating_point() else one
     )

@@ -22,7 +22,7 @@ from .flight import LAST, Flight
 from .harm import window_of
 from .interventions import InterventionRecord, intervene
 from .judge import Judge
-from .recorder import FlightRecorder, Loss
+from .recorder import Loss, Recorder
 from .replay import DeclaredLoop
 
 Verdict = Literal["cause", "finding", "no cause found", "no lasting harm", "no trouble", "not replayed"]
@@ -62,32 +62,17 @@ class Explanation:
         return causes[0].intervention.cause if causes else ""
 
     def as_dict(self) -> dict[str, Any]:
-        tried = self.experiment
         return {
             "verdict": self.verdict,
             "cause": self.cause,
             "sentences": self.sentences,
             "trouble": self.trouble,
             "findings": [one.as_dict() for one in self.findings],
-            "audit": None if self.audit is None else {
-                "replayed": self.audit.replayed, "equal": self.audit.equal, "full": self.audit.full,
-                "parted": [{"step": step, "first": sentence} for step, sentence in self.audit.parted],
-            },
-            "interventions": None if tried is None else {
-                "start": tried.window.start,
-                "onset": tried.window.onset,
-                "stop": tried.window.stop,
-                "healthy": tried.healthy.score,
-                "margin": tried.healthy.margin,
-                "plain": tried.plain,
-                "repeatable": tried.repeatable,
-                "controls": dict(tried.controls),
-                "trials": [one.as_dict() for one in tried.trials],
-                "not_tried": tried.not_tried,
-            },
+            "audit": self.audit and self.audit.as_dict(),
+            "interventions": self.experiment and self.experiment.as_dict(),
             "unchecked": self.unchecked,
             "updates": self.updates,
-        }  # fmt: skip
+        }
 
     def __str__(self) -> str:
         lines = [*self.sentences]
@@ -104,7 +89,7 @@ class Explanation:
 
 
 def explain(
-    run: str | Path | Run | FlightRecorder,
+    run: str | Path | Run | Recorder,
     model: nn.Module | None = None,
     loss_fn: Loss | None = None,
     optimizer: Any = None,
@@ -125,7 +110,7 @@ def explain(
 
     Raises InputError for a run without a black box, UsageError for objects that are not those of the run.
     """
-    given = run if isinstance(run, FlightRecorder) else None
+    given = run if isinstance(run, Recorder) else None
     flight = _flight(run)
     if given is not None:
         loss_fn = loss_fn or given.loss_fn
@@ -155,8 +140,8 @@ def explain(
     return found
 
 
-def _flight(run: str | Path | Run | FlightRecorder) -> Flight:
-    if isinstance(run, FlightRecorder):
+def _flight(run: str | Path | Run | Recorder) -> Flight:
+    if isinstance(run, Recorder):
         if run.flight is None or not run.flight.updates:
             raise InputError(
                 "this recorder has recorded nothing: give it to watch(record=...), and loop over w.batches."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,13 @@ class Level:
 
 @dataclass
 class RecordedUpdate:
-    """One recorded update. ``batches``: numbers of its micro-batches; None if they were not kept. ``random``: torch's
+    """One recorded update. ``batches``: numbers of its micro-batches, one at least. ``random``: torch's
     random states before the forward pass of each, on the host and on GPUs. ``settings``: those of each optimizer's
     groups as it stepped. ``full``: sketches of gradients and parameters, and digests of the modules' outputs; None for
     most updates. ``stepped``: False if no optimizer stepped (a scaler skipped it)."""
 
     step: int
-    batches: list[int] | None
+    batches: list[int]
     random: list[list[Any]] = field(default_factory=list)
     loss: float | None = None
     settings: list[list[State]] | None = None
@@ -84,7 +84,7 @@ class Flight:
     notes: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     event: int | None = None  # the snapshot that the last event has of its own
-    _held: int = 0  # bytes of batches
+    _held: int = field(default=0, init=False, repr=False)  # bytes of batches
 
     def add(self, number: int, batch: dict[str, Any]) -> None:
         """Hold a batch."""
@@ -93,20 +93,9 @@ class Flight:
 
     def as_dict(self) -> State:
         """Return the flight in types that ``torch.load(weights_only=True)`` reads."""
-        return {
-            "version": VERSION,
-            "parameters": list(self.parameters),
-            "declared": dict(self.declared),
-            "snapshots": dict(self.snapshots),
-            "updates": {step: dict(vars(update)) for step, update in self.updates.items()},
-            "batches": dict(self.batches),
-            "facts": list(self.facts),
-            "losses": [list(pair) for pair in self.losses],
-            "trouble": self.trouble,
-            "notes": list(self.notes),
-            "start": dict(self.start),
-            "event": self.event,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        updates = {step: dict(vars(update)) for step, update in self.updates.items()}
+        return {"version": VERSION, **own, "updates": updates}
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Flight:
@@ -126,7 +115,7 @@ class Flight:
     def replayable(self, start: int) -> Iterator[RecordedUpdate]:
         """Yield the updates from a snapshot on whose batches are known, without a gap."""
         step = start
-        while (update := self.updates.get(step)) is not None and update.batches is not None and update.batches:
+        while (update := self.updates.get(step)) is not None:
             yield update
             step += 1
 
@@ -172,7 +161,7 @@ class Flight:
     def _drop_old(self) -> None:
         oldest = min(self.snapshots, default=0)
         self.updates = {step: update for step, update in self.updates.items() if step >= oldest}
-        needed = {number for update in self.updates.values() for number in update.batches or ()}
+        needed = {number for update in self.updates.values() for number in update.batches}
         first = min(needed, default=max(self.batches, default=0))
         self.batches = {number: batch for number, batch in self.batches.items() if number >= first}
         self._held = sum(bytes_of(batch["content"]) for batch in self.batches.values())

@@ -30,10 +30,6 @@ class Window:
     stop: int
     scored: tuple[int, ...]
 
-    @property
-    def updates(self) -> int:
-        return self.stop - self.start
-
 
 def window_of(flight: Flight, onsets: Sequence[int]) -> Window | None:
     """Return the window of the flight's trouble; ``onsets``: updates at which findings begin. None without a trouble
@@ -52,10 +48,10 @@ def window_of(flight: Flight, onsets: Sequence[int]) -> Window | None:
     known = [update.step for update in flight.replayable(start)]
     if not known or known[-1] < trouble:
         return None
-    before = [update for step, update in sorted(flight.updates.items()) if step < onset and update.batches]
-    scored = [number for update in before for number in update.batches or ()][-SCORED:]
+    before = [update for step, update in sorted(flight.updates.items()) if step < onset]
+    scored = [number for update in before for number in update.batches][-SCORED:]
     if not scored:
-        scored = list(flight.updates[start].batches or ())
+        scored = flight.updates[start].batches
     return Window(start, onset, trouble, known[-1] + 1, tuple(scored))
 
 
@@ -78,7 +74,7 @@ class Bench:
         self.updates = 0
 
     def score_after(self, change: ReplayChange | None = None, stop: int | None = None) -> float:
-        """UpdateReplay the window with one change; return the score at its end. A run that is not finite ends early."""
+        """Replay the window with one change; return the score at its end. A run that is not finite ends early."""
         replay, window = UpdateReplay(self.flight, self.loop, change), self.window
         for one in replay.run(window.start, window.stop if stop is None else stop):
             if not math.isfinite(one.loss):

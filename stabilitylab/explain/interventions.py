@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,6 @@ from .states import restore_moments
 
 NOISE = 1e-4  # of each tensor's root mean square: a benign change, far above rounding
 REPEATS = 3  # jittered repeats that an intervention must heal in, and as many new ones for the winner
-CONTROLS = 4
 JITTER, CONFIRM, BENIGN = 11, 101, 1001  # seeds of the noise: of repeats, of confirming repeats, of controls
 
 Role = Literal["cause", "remedy", "place"]
@@ -54,16 +53,9 @@ class Trial:
     healed: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        own = self.intervention
-        return {
-            "name": own.name,
-            "role": own.role,
-            "step": own.step,
-            "score": self.score,
-            "repeats": self.repeats,
-            "confirmed": self.confirmed,
-            "healed": self.healed,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "intervention"}
+        tried = self.intervention
+        return {"name": tried.name, "role": tried.role, "step": tried.step, **own}
 
 
 @dataclass
@@ -99,6 +91,15 @@ class InterventionRecord:
     @property
     def places(self) -> list[Trial]:
         return [one for one in self.trials if one.healed and one.intervention.role == "place"]
+
+    def as_dict(self) -> dict[str, Any]:
+        window = self.window
+        return {
+            **{"start": window.start, "onset": window.onset, "stop": window.stop},
+            **{"healthy": self.healthy.score, "margin": self.healthy.margin, "plain": self.plain},
+            **{"repeatable": self.repeatable, "controls": dict(self.controls)},
+            **{"trials": [one.as_dict() for one in self.trials], "not_tried": self.not_tried},
+        }
 
 
 def intervene(
@@ -213,7 +214,7 @@ def noise(seed: int, size: float = NOISE) -> ReplayChange:
 
 def swap(flight: Flight, first: int, second: int) -> ReplayChange:
     """Return a change in which the batches of two updates change places."""
-    one, other = flight.updates[first].batches or [], flight.updates[second].batches or []
+    one, other = flight.updates[first].batches, flight.updates[second].batches
     places = {**dict(zip(one, other, strict=False)), **dict(zip(other, one, strict=False))}
     return ReplayChange(batch=lambda step, number, batch: flight.batches[places.get(number, number)])
 
@@ -347,10 +348,10 @@ def _batch_replaced(flight: Flight, first: int, last: int, finding: AuditFinding
     length = last - first + 1
     places: dict[int, int] = {}
     for step in range(first, last + 1):
-        own = flight.updates[step].batches or []
-        earlier = flight.updates.get(step - length) or flight.updates.get(first - 1)
-        theirs = (earlier.batches if earlier is not None else None) or own
-        places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own)}
+        own, earlier = flight.updates.get(step), flight.updates.get(step - length) or flight.updates.get(first - 1)
+        if own is not None and earlier is not None:  # an update that came without w.batch() is not there
+            theirs = earlier.batches
+            places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own.batches)}
     where = f"update {first}" if first == last else f"updates {first} to {last}"
     return Intervention(
         f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones",

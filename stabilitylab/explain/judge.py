@@ -51,7 +51,7 @@ class Judge:
     def scores(self) -> Scores:
         """Return the scores of all recorded batches; the loop's objects are left as they were."""
         flight, loop = self.flight, self.loop
-        wheres = [(n, u.step) for u in flight.updates.values() for n in u.batches or () if n in flight.batches]
+        wheres = [(n, u.step) for u in flight.updates.values() for n in u.batches if n in flight.batches]
         labels, masks = flight.declared["labels"], flight.declared["masks"]
         rolls = ROLLS if labels and self._has_sequences(labels) else (0,)
         rolled: dict[int, list[float]] = {roll: [] for roll in rolls}

@@ -31,8 +31,8 @@ EVENTS = 10  # an event has no snapshot of its own within a tenth of the usual d
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-@dataclass(frozen=True)
-class FlightRecorder:
+@dataclass(eq=False)
+class Recorder:
     """The settings of a flight recorder, given to :func:`stabilitylab.watch` as ``record=``, and the declared update.
 
     ``loss_fn(model, batch)`` returns the loss that the loop calls backward on. Everything between backward and the
@@ -44,7 +44,8 @@ class FlightRecorder:
     ``labels`` and ``masks``: names of these tensors in a batch (``"labels"``, ``"1"`` of a tuple), for questions about
     the data. ``every``: updates between snapshots; ``keep``: ages, in such steps, between which one snapshot is kept
     each. ``digests``: gradients, parameters and outputs of modules are sketched every so many updates; 1: each.
-    ``after``: updates that are recorded after a trouble. ``cap``: bytes of batches that are held.
+    ``after``: updates that are recorded after a trouble. ``cap``: bytes of batches that are held. ``flight``: what is
+    held now; None before the loop has begun.
 
     A snapshot takes 12 bytes a parameter with Adam, in the memory of the host; a replay takes 8 more for gradients.
     """
@@ -61,7 +62,7 @@ class FlightRecorder:
     masks: str | Sequence[str] = ()
     after: int = 32
     cap: int = 2**30
-    flights: list[Flight] = field(default_factory=list, repr=False, compare=False)
+    flight: Flight | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not callable(self.loss_fn):
@@ -81,11 +82,6 @@ class FlightRecorder:
             one = getattr(self, name)
             if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise UsageError(f"Recorder({name}={one!r}): it needs state_dict() and load_state_dict().")
-
-    @property
-    def flight(self) -> Flight | None:
-        """Return what the loop's recorder holds now; None before it has begun."""
-        return self.flights[-1] if self.flights else None
 
     def instruments(self) -> list[Instrument]:
         """Return new instruments: the ledger, and the recorder that hears its facts."""
@@ -138,7 +134,8 @@ class OutputDigests:
 
     def read(self) -> dict[str, Any]:
         """Return names and digests; the call waits for the device."""
-        digests = torch.stack([one.cpu() for one in self._found]) if self._found else torch.zeros(0, dtype=torch.int64)
+        found = [one.to(self._found[0].device) for one in self._found]
+        digests = torch.stack(found).cpu() if found else torch.zeros(0, dtype=torch.int64)
         return {"names": list(self.names), "digests": digests}
 
 
@@ -153,7 +150,7 @@ class UpdateRecorder(Instrument):
     that cannot be replayed is told so once, in a sentence, and its ledger is kept.
     """
 
-    def __init__(self, settings: FlightRecorder, ledger: UpdateLedger) -> None:
+    def __init__(self, settings: Recorder, ledger: UpdateLedger) -> None:
         self._given, self._ledger = settings, ledger
         self._sketcher = Sketcher()
         self._outputs: OutputDigests | None = None
@@ -185,8 +182,7 @@ class UpdateRecorder(Instrument):
             "numerics": _words(process_facts(watched.parameters.device)["numerics"]),
             "torch": str(torch.__version__),
         }
-        self._given.flights.append(self._flight)
-        del self._given.flights[:-1]
+        self._given.flight = self._flight
         self._compiled = any("OptimizedModule" in type(module).__name__ for module in model.modules())
         place = getattr(watched.sink, "path", None)
         self._place, self._run_id = (None if place is None else Path(place)), getattr(watched.sink, "run_id", "")
@@ -253,11 +249,12 @@ class UpdateRecorder(Instrument):
         if self._why_not or not self._waiting or self._waiting[0].step != row.step:
             return
         update = self._waiting.pop(0)
+        if update.settings is not None:
+            update.settings = [[settings_of(group) for group in groups] for groups in update.settings]
         if update.full is not None:
             pending, self._pending = self._pending, {}
             update.full = {
-                name: one.read() if isinstance(one, OutputDigests) else one.read().as_dict()
-                for name, one in pending.items()
+                name: one.read() if isinstance(one, OutputDigests) else one.as_dict() for name, one in pending.items()
             }
         loss = row.read()[0].get("loss")
         update.loss = loss
@@ -313,7 +310,8 @@ class UpdateRecorder(Instrument):
             return
         try:
             update = self._present
-            update.settings = [[settings_of(group) for group in one.param_groups] for one in self._watched.optimizers]
+            groups = [one.param_groups for one in self._watched.optimizers]
+            update.settings = [[settings_of(one, torch.clone) for one in each] for each in groups]
             if update.full is not None:
                 self._pending["handed"] = self._sketcher.of(self._gradients())
                 self._pending["before"] = self._sketcher.of(self._tensors())

@@ -14,7 +14,7 @@ from ..errors import InputError, StabilityLabError, UsageError
 from ..probes.places.naming import named, parameters_of
 from .batches import restored
 from .flight import Flight, RecordedUpdate
-from .recorder import FlightRecorder, Loss, OutputDigests
+from .recorder import Loss, OutputDigests, Recorder
 from .sketches import Sketcher, Sketches
 from .states import State, captured, restore, set_numbers, set_settings, set_torch_random, settings_of
 
@@ -23,7 +23,7 @@ Settings = list[list[State]]
 
 @dataclass(frozen=True)
 class DeclaredLoop:
-    """The objects that do an update, and the declared parts of it (:class:`~.recorder.FlightRecorder`)."""
+    """The objects that do an update, and the declared parts of it (:class:`~.recorder.Recorder`)."""
 
     model: nn.Module
     loss_fn: Loss
@@ -40,7 +40,7 @@ class DeclaredLoop:
         model: nn.Module,
         optimizer: Any,
         loss_fn: Loss,
-        given: FlightRecorder | None = None,
+        given: Recorder | None = None,
         **own: Any,
     ) -> DeclaredLoop:
         """Return the loop of a flight. What a file cannot hold (functions, a scaler, a scheduler) comes from ``given``,
@@ -177,7 +177,6 @@ class UpdateReplay:
 
     def _forward_backward(self, update: RecordedUpdate) -> float:
         loop, total = self.loop, 0.0
-        assert update.batches is not None, "only updates with batches are replayed"
         divisor = len(update.batches) if loop.accumulate == "batches" else loop.accumulate
         for place, number in enumerate(update.batches):
             batch = self.change.batch(update.step, number, self.flight.batches[number])

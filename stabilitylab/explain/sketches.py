@@ -16,7 +16,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Sketches:
-    """Sketches of n tensors, on the device until :meth:`read`.
+    """Sketches of n tensors, on their device.
 
     ``digests``: (n,) int64. ``numbers``: (n, 3) float64: ||x||^2, and two projections sum_i s_i x_i with signs s_i that
     depend on i alone. The projections are linear in x: those of a sum are the sums of those of its parts. ``there``:
@@ -31,6 +31,7 @@ class Sketches:
         return Sketches(self.digests.cpu(), self.numbers.cpu(), self.there)
 
     def as_dict(self) -> dict[str, object]:
+        """Return them on the host, in types that a file may hold."""
         return {"digests": self.digests.cpu(), "numbers": self.numbers.cpu(), "there": list(self.there)}
 
     @classmethod
@@ -50,10 +51,10 @@ class Sketches:
 
 
 class Sketcher:
-    """Computes sketches. ``digester``: shares its multipliers, if one is there already."""
+    """Computes sketches."""
 
-    def __init__(self, digester: Digester | None = None) -> None:
-        self.digester = digester or Digester()
+    def __init__(self) -> None:
+        self.digester = Digester()
         self._signs: dict[torch.device, Tensor] = {}
 
     def of(self, tensors: Sequence[Tensor | None]) -> Sketches:

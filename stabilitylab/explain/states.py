@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..probes.places.naming import named, parameters_of
-from ..probes.state import random_states, set_random_states, survey
-from ..probes.state.holders import is_bookkeeping
+from ..probes.state import numbers_of, random_states, set_random_states, survey
 
 State = dict[str, Any]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def captured(
@@ -133,8 +136,8 @@ def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
         parameter = parameters[int(number)]
         optimizer.state[parameter] = {
             key: value[0].to(parameter.device, copy=True)
-            if _is_kept(value) and value[1]
-            else (value[0].clone() if _is_kept(value) else copy.copy(value))
+            if is_kept(value) and value[1]
+            else (value[0].clone() if is_kept(value) else copy.copy(value))
             for key, value in entries.items()
         }
     # as load_state_dict does: an optimizer that keeps lists of its state gathers them anew
@@ -146,9 +149,14 @@ def _members(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter
     return [[names.get(id(p), "a parameter of no module") for p in group["params"]] for group in optimizer.param_groups]
 
 
-def settings_of(group: Mapping[str, Any]) -> State:
-    """Return the settings of a parameter group that a file may hold."""
-    return {key: _setting(value) for key, value in group.items() if key != "params" and _is_setting(value)}
+def settings_of(group: Mapping[str, Any], copied: Callable[[Tensor], Tensor] = _copy) -> State:
+    """Return the settings of a parameter group that a file may hold. ``copied``: copies those that are tensors, by
+    default to the host, which waits for the device."""
+    return {
+        key: copied(value.detach()) if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params" and _is_setting(value)
+    }
 
 
 def set_settings(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -158,16 +166,6 @@ def set_settings(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str,
                 group[key] = value.to(group[key].device, copy=True)
             else:
                 group[key] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-
-def numbers_of(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Return the attributes of modules that are numbers: name, the dictionary that holds it, and its key."""
-    return [
-        (f"{path}.{key}".lstrip("."), vars(module), key)
-        for path, module in _modules(model)
-        for key, value in vars(module).items()
-        if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key)
-    ]
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, Any]) -> None:
@@ -207,20 +205,13 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(each.path, each.module) for each in named(model)]
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _is_kept(value: Any) -> bool:
+def is_kept(value: Any) -> bool:
+    """Return True for a tensor of an optimizer's state as :func:`optimizer_state` keeps it."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], Tensor)
 
 
 def _is_setting(value: Any) -> bool:
     return isinstance(value, Tensor | tuple | list | bool | int | float | str) or value is None
-
-
-def _setting(value: Any) -> Any:
-    return _copy(value) if isinstance(value, Tensor) else value
 
 
 def _plain_state(holder: Any) -> State:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..api import RunWatcher, watch
 from ..errors import UsageError
+from ..explain import Recorder
 from ..probes import Mask, find_sites, split_sites
 from .masks import BatchMasks
 
@@ -65,7 +66,7 @@ class Session:
         except BaseException:
             self._unfollow()
             raise
-        self._unrecord = self._follow_batches(model) if hasattr(options.get("record"), "loss_fn") else lambda: None
+        self._unrecord = self._follow_batches(model) if isinstance(options.get("record"), Recorder) else lambda: None
         if resume is None and step:
             self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
 

@@ -4,10 +4,10 @@
 """
 
 from ._engine.cadence import Cadence, CurvatureCadence, is_due
+from ._engine.device_recorder import CudaGraphs, DeviceRecorder, attempt
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
 from ._engine.options import AlphaSchedule, CurvatureBatch, Record, WatchOptions
-from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
 from ._engine.watchable import Optimizers
@@ -26,6 +26,7 @@ __all__ = [
     "CurvatureBatch",
     "CurvatureCadence",
     "CurvatureProbe",
+    "DeviceRecorder",
     "Mask",
     "Max",
     "Mean",
@@ -37,7 +38,6 @@ __all__ = [
     "Quantile",
     "Ratio",
     "Record",
-    "Recorder",
     "Rule",
     "Site",
     "Sites",

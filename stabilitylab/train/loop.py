@@ -18,7 +18,7 @@ from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
 from ..models.groups import groups_of
-from ..probes import Recorder, Watcher
+from ..probes import DeviceRecorder, Watcher
 from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Verdict
@@ -59,7 +59,7 @@ class Trainer:
         device: torch.device,
         state: dict[str, Any] | None = None,
         team: Team | None = None,
-        recorder: Recorder | None = None,
+        recorder: DeviceRecorder | None = None,
         compiled: bool = False,
     ) -> None:
         self.config, self.dataset, self.run, self.device = config, dataset, run, device

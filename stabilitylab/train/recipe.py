@@ -152,7 +152,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
+        log_p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)  # (B, T, V)
         nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
         ctx.save_for_backward(log_p, labels, weight)
         ctx.smoothing, ctx.dtype = smoothing, logits.dtype
@@ -166,6 +166,7 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         log_p, labels, weight = ctx.saved_tensors
         of_loss, of_nll = gradients
+        weight = weight.to(log_p.dtype)
         on_label = (((1 - ctx.smoothing) * of_loss + of_nll) * weight).unsqueeze(-1)  # (B, T, 1)
         on_all = (ctx.smoothing * of_loss * weight).unsqueeze(-1)
         gradient = log_p.exp().mul_(on_label + on_all).sub_(on_all / log_p.shape[-1])

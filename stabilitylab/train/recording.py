@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Config, complete, validated
 from ..data import Batch
 from ..errors import UsageError
-from ..explain import FlightRecorder
+from ..explain import Recorder
 from ..models import build_model
 from ..models.groups import groups_of
 from ..probes.numerics import attention
@@ -20,14 +19,14 @@ from .environment import attention_kernels, prepare_process, resolve_device
 from .recipe import optimizer_of, param_groups, token_losses
 
 
-def recorder_of(config: Config, device: torch.device) -> FlightRecorder | None:
+def recorder_of(config: Config, device: torch.device) -> Recorder | None:
     """Return the recorder that ``probes.record`` asks for; None without it. Raises UsageError for settings under which
     an update cannot be replayed."""
     if not config.probes.record:
         return None
     if config.train.working_weights:
         raise UsageError("--record keeps no copies of weights in bf16: give --set train.working_weights=false.")
-    return FlightRecorder(
+    return Recorder(
         loss_of(config, device),
         every=config.probes.record_every,
         clip=config.train.clip_norm or None,
@@ -58,16 +57,7 @@ def loss_of(config: Config, device: torch.device) -> Callable[[nn.Module, Mappin
         with attention(kernels):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
                 logits = model(**batch["inputs"])
-            if logits.dtype == torch.float64:  # a check of derivatives; token_losses computes in float32
-                each = F.cross_entropy(
-                    logits.flatten(0, 1),
-                    batch["labels"].flatten(),
-                    reduction="none",
-                    label_smoothing=config.train.label_smoothing,
-                )
-                loss = (each * batch["weight"].flatten()).sum()
-            else:
-                loss, _ = token_losses(logits, batch["labels"], batch["weight"], config.train.label_smoothing)
+            loss, _ = token_losses(logits, batch["labels"], batch["weight"], config.train.label_smoothing)
         return loss / batch["tokens"]
 
     return loss_fn

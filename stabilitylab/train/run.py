@@ -17,7 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import canonical
-from ..probes import Recorder
+from ..probes import DeviceRecorder
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
@@ -42,7 +42,7 @@ class Plan:
     device: torch.device
     footprint: Footprint
     team: Team = field(default_factory=Team)
-    recorder: Recorder | None = None
+    recorder: DeviceRecorder | None = None
     compiled: bool = False
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stabilitylab as sl
-from stabilitylab.explain import FlightRecorder
+from stabilitylab.explain import Recorder
 
 VOCAB, WIDTH, LENGTH, ROWS = 13, 16, 8, 8
 Batch = dict[str, Tensor]
@@ -83,7 +83,7 @@ class Loop:
 
 
 def train(
-    loop: Loop, out: Path | None, steps: int = 40, recorder: FlightRecorder | None = None, **options: Any
+    loop: Loop, out: Path | None, steps: int = 40, recorder: Recorder | None = None, **options: Any
 ) -> dict[str, Any]:
     """Train; return everything that a recorder must not change. ``out`` None: without a watcher."""
     torch.manual_seed(5)
@@ -116,9 +116,9 @@ def train(
     return {"losses": losses, "parameters": [*loop.model.parameters()], "rng": torch.get_rng_state()}
 
 
-def recorder(**settings: Any) -> FlightRecorder:
+def recorder(**settings: Any) -> Recorder:
     given: dict[str, Any] = {"every": 8, "digests": 4, "labels": "labels", "after": 12, **settings}
-    return FlightRecorder(loss_fn, **given)
+    return Recorder(loss_fn, **given)
 
 
 def ready() -> dict[str, Any]:

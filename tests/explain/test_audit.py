@@ -12,19 +12,20 @@ from loops import Loop, batch, loss_fn, recorder, train
 
 import stabilitylab as sl
 from stabilitylab.explain import black_box
-from stabilitylab.explain.audit import Auditor, AuditResult
+from stabilitylab.explain.audit import Auditor, AuditResult, differing_state, moments_of
 from stabilitylab.explain.derivatives import derivative_findings, derivatives
 from stabilitylab.explain.facts import fact_findings
 from stabilitylab.explain.findings import KINDS, REMEDIES, AuditFinding
 from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
-from stabilitylab.explain.recorder import FlightRecorder
+from stabilitylab.explain.recorder import Recorder
 from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
+from stabilitylab.explain.states import captured
 from stabilitylab.store.identity import Identity
 
 
 def recorded(
-    kind: type[Loop], path: Path, given: FlightRecorder | None = None, steps: int = 36
+    kind: type[Loop], path: Path, given: Recorder | None = None, steps: int = 36
 ) -> tuple[Flight, DeclaredLoop]:
     """The flight of a run with a fault, and a fresh loop that does what is declared."""
     given = given or recorder()
@@ -34,7 +35,7 @@ def recorded(
     return given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, given.loss_fn, given)
 
 
-def audited(kind: type[Loop], path: Path, given: FlightRecorder | None = None) -> AuditResult:
+def audited(kind: type[Loop], path: Path, given: Recorder | None = None) -> AuditResult:
     flight, loop = recorded(kind, path, given)
     return Auditor(flight, loop).run()
 
@@ -205,6 +206,20 @@ def test_more_micro_batches_are_replayed_if_declared_and_a_note_if_not(declared:
     assert result.accused == [], [str(one) for one in result.findings]
     assert result.is_equal == declared
     assert [one.kind for one in result.findings] == ([] if declared else ["gradient scale"])
+
+
+def test_lists_in_an_optimizers_state_are_no_moments() -> None:
+    """A list of an optimizer of somebody's own may be empty, or hold what is no tensor."""
+    loop = Loop()
+    train(loop, None, steps=1)
+    weight = loop.model.head.weight
+    names = [name for name, _ in loop.model.named_parameters()]
+    loop.optimizer.state[weight] |= {"history": [], "marks": [None, 2]}
+    kept = captured(loop.model, [loop.optimizer])
+    loop.optimizer.state[weight]["exp_avg"].zero_()
+    state = captured(loop.model, [loop.optimizer])
+    assert differing_state(kept, state, names) == ["exp_avg of head.weight"]
+    assert moments_of(state) == 2 * len(names)
 
 
 def test_each_kind_of_finding_has_a_remedy() -> None:

@@ -14,6 +14,7 @@ from loops import Loop, loss_fn, recorder, train
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.explain import Explanation, black_box
+from stabilitylab.explain.findings import AuditFinding
 from stabilitylab.explain.harm import Bench, Window, window_of
 from stabilitylab.explain.interventions import combined, controls, interventions, noise, swap
 from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
@@ -147,6 +148,19 @@ def test_remedies_come_last_and_the_window_begins_before_the_onset(tmp_path: Pat
     assert roles.count("remedy") == 3
     flight.trouble = None
     assert window_of(flight, []) is None
+
+
+def test_bad_batches_around_an_update_without_a_batch_are_replaced(tmp_path: Path) -> None:
+    train(Loop(), tmp_path / "run", 16, recorder())
+    flight = black_box.chosen(tmp_path / "run", Identity())
+    del flight.updates[13]  # it came without w.batch()
+    finding = AuditFinding("bad batch", "batches of updates 11 to 14", 11, "", until=14)
+    window = Window(8, 11, 11, 13, (0, 1))
+    one = next(one for one in interventions(flight, window, [finding]) if one.finding is finding)
+    for step in (11, 12, 14):
+        (number,) = flight.updates[step].batches
+        taken = one.change.batch(step, number, flight.batches[number])
+        assert any(taken is flight.batches[earlier] for earlier in range(number)), f"the batch of {step} stays"
 
 
 def test_a_level_that_a_control_reaches_lets_no_intervention_count(

@@ -14,9 +14,9 @@ from loops import Loop, Tiny, batch, loss_fn, recorder, train
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.explain import black_box
-from stabilitylab.explain.batches import changed, kept, names, restored, size
+from stabilitylab.explain.batches import changed, kept, names, restored
 from stabilitylab.explain.flight import Flight, Level
-from stabilitylab.explain.states import captured, restore
+from stabilitylab.explain.states import bytes_of, captured, restore
 from stabilitylab.store.verify import verify
 
 
@@ -135,7 +135,7 @@ def test_batches_of_many_kinds_and_those_that_cannot_be_kept() -> None:
     given["x"].zero_()
     assert torch.equal(restored(held, torch.device("cpu"))["x"], torch.ones(2, 3))
     assert names(held) == ["x", "more.0"]
-    assert size(held) == 28
+    assert bytes_of(held["content"]) == 28
     twice = changed(held, lambda name, tensor: 2 * tensor if name == "x" else tensor)
     assert restored(twice, torch.device("cpu"))["x"].sum() == 12
     with pytest.raises(UsageError, match=r"batch\['y'\] is object"):
@@ -182,7 +182,7 @@ def test_batches_yields_what_it_shows(tmp_path: Path) -> None:
 
 
 def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = recorder(cap=20 * size(kept(batch(0))))
+    given = recorder(cap=20 * bytes_of(kept(batch(0))["content"]))
     with caplog.at_level(logging.WARNING, "stabilitylab"):
         train(Loop(), tmp_path / "run", 40, given)
     assert given.flight is not None
@@ -202,6 +202,19 @@ def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog
 def test_wrong_settings_are_said(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         recorder(**settings)
+
+
+def test_a_setting_that_is_a_tensor_is_held_on_the_host(tmp_path: Path) -> None:
+    class Tensors(Loop):
+        def between(self, t: int) -> None:
+            self.optimizer.param_groups[0]["lr"] = torch.tensor(0.01 * (t + 1))
+
+    given = recorder()
+    train(Tensors(), tmp_path / "run", 4, given)
+    rates = [update.settings[0][0]["lr"] for update in given.flight.updates.values()]
+    assert [float(one) for one in rates] == [pytest.approx(0.01 * (t + 1)) for t in range(4)]
+    facts = [one["after"] for one in sl.Run.open(tmp_path / "run").ledger if one["name"].endswith(" lr")]
+    assert facts == [float(one) for one in rates]
 
 
 def test_an_optimizer_with_other_groups_gets_the_recorded_ones() -> None:

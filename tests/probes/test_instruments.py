@@ -13,7 +13,7 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of, train
 
 from stabilitylab.errors import UsageError
-from stabilitylab.explain import FlightRecorder
+from stabilitylab.explain import Recorder
 from stabilitylab.probes import Watcher
 from stabilitylab.probes._engine.guard import Guard
 from stabilitylab.probes._engine.row import RowRecord
@@ -72,7 +72,7 @@ def test_one_that_cannot_be_closed_leaves_none_open() -> None:
 def test_the_page_about_the_house_lists_every_instrument() -> None:
     model = Toy()
     optimizer = torch.optim.SGD(model.parameters())
-    record = FlightRecorder(loss_of)
+    record = Recorder(loss_of)
     with Watcher(model, ListSink(), reference="first batch", optimizer=optimizer, record=record) as watcher:
         page = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
         text = page.read_text(encoding="utf-8").partition("## The watcher")[2].partition("\n## ")[0]

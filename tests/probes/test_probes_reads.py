@@ -12,6 +12,7 @@ from probe_toys import ListSink, Toy, batch, loss_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
+from stabilitylab.probes.instruments.ledger import UpdateLedger
 from stabilitylab.probes.places.sites import layers
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__")
@@ -114,6 +115,27 @@ def test_looking_at_a_rows_metrics_after_the_update_is_the_same_one_read() -> No
         watcher.flush()
     assert seen == ["numpy", "numpy"]  # row 0 at step(), row 1 here
     assert total is not None
+
+
+class Digested:
+    def instruments(self) -> list[UpdateLedger]:
+        return [UpdateLedger(digests=1)]
+
+
+@pytest.mark.parametrize("record", [None, Digested()])
+def test_the_ledger_reads_nothing_as_the_optimizer_steps(record: Digested | None) -> None:
+    """A rate on a GPU, digests and shares are on their way then, and are taken as the row is read."""
+    model, sink = Toy(), ListSink()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["of_somebody"] = torch.tensor(3.0)
+    with Watcher(model, sink, probes="none", optimizer=optimizer, record=record) as watcher:
+        for t in range(4):
+            loss_of(model, batch(t)).backward()
+            watcher.step(loss=1.0)
+            with counted() as seen:
+                optimizer.step()
+            assert seen == [], f"the host reads in the hooks of update {t}"
+            optimizer.zero_grad()
 
 
 @pytest.mark.usefixtures("scratch")

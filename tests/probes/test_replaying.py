@@ -14,7 +14,7 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes._engine.recorder import attempt, why
+from stabilitylab.probes._engine.device_recorder import attempt, why
 from stabilitylab.probes._engine.reference_pass import Replay
 from stabilitylab.probes._engine.row import copied_over
 from stabilitylab.probes.library.representations import Output

@@ -14,8 +14,8 @@ from ...errors import UsageError
 from ..parameters.ranks import Parallel
 from ..parameters.sharing import Share
 from .cadence import Cadence, CurvatureCadence, checked, checked_curvature
+from .device_recorder import DeviceRecorder
 from .masks import Mask
-from .recorder import Recorder
 from .selection import Names
 from .tap_places import Place
 from .watchable import Optimizers
@@ -70,7 +70,7 @@ class WatchOptions:
     total_every_step: bool = True
     parallel: Parallel | PipelineScheduleSingle = "auto"
     share: Share | None = None
-    recorder: Recorder | None = None
+    recorder: DeviceRecorder | None = None
     measured: Callable[[int], bool] = _never
     curvature_every: CurvatureCadence = "auto"
     curvature_loss: Callable[[], torch.Tensor] | None = None

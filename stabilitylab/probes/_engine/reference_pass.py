@@ -14,11 +14,11 @@ from ..library.representations import Output
 from ..parameters.one_process import ALONE, OneProcess
 from ..places.expert_products import products
 from .board import Board
+from .device_recorder import DeviceRecorder, attempt
 from .evaluation import evaluation
 from .guard import Guard
 from .masks import Masks
 from .passes import Pass, Wanted
-from .recorder import Recorder, attempt
 from .watchable import with_hooks
 
 log = logging.getLogger("stabilitylab")
@@ -35,7 +35,7 @@ class ReferencePass(Pass):
         guard: Guard,
         reference: Callable[[], Any],
         stacks: Board | None,
-        recorder: Recorder | None = None,
+        recorder: DeviceRecorder | None = None,
         ranks: OneProcess = ALONE,
     ) -> None:
         super().__init__(model, boards, masks, guard, ranks=ranks)

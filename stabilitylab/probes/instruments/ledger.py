@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from .._engine.row import RowRecord
+from .._engine.row import RowRecord, copied_over
 from .._engine.watched import Watched
 from ..parameters.layouts import local
 from ..places.naming import ParameterPlaces, named
-from ..state import Digester
+from ..state import Digester, numbers_of
 from ..state.bits import version
-from ..state.holders import is_bookkeeping
 from .instrument import Instrument
 
 MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
@@ -44,25 +44,16 @@ class LedgerFact:
         return asdict(self)
 
 
-@dataclass
-class _Mark:
-    """Digests around a gap between two updates. ``names``: whose they are."""
-
-    step: int
-    names: list[str]
-    before: Tensor | None  # after the optimizers' steps of update ``step`` - 1
-    after: Tensor | None = None  # before those of update ``step``
-
-
 class UpdateLedger(Instrument):
     """Records settings, flags, counts and writes of each update, and stores what changed in ``ledger.jsonl``.
 
-    Read at each update, on the host alone: the settings of every parameter group as its optimizer steps; its step
-    count and the number of its parameters with a state; ``training`` of modules, ``requires_grad`` and ``dtype`` of
-    parameters; the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which
-    names a tensor that something else than the optimizer wrote to. Each ``digests`` updates, on the device: digests of
-    parameters and moments before the step of update t and after that of update t - 1, which tell if a write changed a
-    bit (also one through ``.data``, which autograd does not count), and the share of zeros in moments.
+    Read at each update, on the host: the settings of every parameter group as its optimizer steps; its step count and
+    the number of its parameters with a state; ``training`` of modules, ``requires_grad`` and ``dtype`` of parameters;
+    the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which names a
+    tensor that something else than the optimizer wrote to. A setting that is a tensor is read with its row.
+    Each ``digests`` updates, on the device: digests of parameters and moments before the step of update t and after
+    that of update t - 1, which tell if a write changed a bit (also one through ``.data``, which autograd does not
+    count), and the share of zeros in moments.
 
     Nothing is written to the model, the optimizers or a random state.
     """
@@ -79,9 +70,8 @@ class UpdateLedger(Instrument):
         self._handles: list[Any] = []
         self._versions: dict[str, tuple[int | None, int]] = {}
         self._written: set[str] = set()
-        self._mark: _Mark | None = None
-        self._marks: list[_Mark] = []
-        self._zeros: tuple[int, list[str], Tensor] | None = None
+        self._mark: tuple[int, list[str], Tensor] | None = None  # of update, whose, digests after the one before
+        self._coming: list[tuple[Callable[[Tensor], None], Tensor, Any]] = []
         self._digester = Digester()
 
     def open(self, watched: Watched) -> None:
@@ -91,7 +81,7 @@ class UpdateLedger(Instrument):
             raise UsageError("record= reads each update on the host: leave CUDA graphs out (--cuda-graphs off).")
         self._watched = watched
         self._modules = [(each.path, each.module) for each in named(watched.model)]
-        self._attributes = [*_numbers(self._modules)]
+        self._attributes = numbers_of(watched.model)
         self._parameters = ParameterPlaces(watched.model)
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_, number=number: self._stepping(number))
@@ -112,19 +102,16 @@ class UpdateLedger(Instrument):
         self._versions = {name: _writes(tensor) for name, tensor in held.items()}
         self._written = set()
         if self.digests and (self._step + 1) % self.digests == 0:
-            self._mark = _Mark(self._step + 1, list(held), self._digester.each(list(held.values())))
+            digests = self._digester.each(list(held.values()))
+            self._mark = None if digests is None else (self._step + 1, list(held), digests)
 
     def row_read(self, row: RowRecord) -> None:
-        """Read what the device computed for the digests; store the facts that are new."""
-        for mark in self._marks:
-            self._compare(mark)
-        self._marks = []
-        if self._zeros is not None:
-            step, names, shares = self._zeros
-            self._zeros = None
-            for name, share in zip(names, shares.tolist(), strict=True):
-                if abs(share - self._known.get(f"state {name}", math.inf)) >= ZEROS:
-                    self._note(step, "state", name, round(share, 3))
+        """Take what was on its way from the device; store the facts that are new."""
+        coming, self._coming = self._coming, []
+        for take, numbers, event in coming:
+            if event is not None:
+                event.synchronize()
+            take(numbers)
         self._store()
 
     def close(self) -> None:
@@ -155,11 +142,21 @@ class UpdateLedger(Instrument):
         optimizer = self._watched.optimizers[number]
         for at, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
-                if key != "params":
-                    self._note(self._step, "setting", f"optimizer {number} group {at} {key}", _plain(value))
+                name = f"optimizer {number} group {at} {key}"
+                if isinstance(value, Tensor):
+                    self._take_later(value.detach().clone(), partial(self._setting, self._step, name))
+                elif key != "params":
+                    self._setting(self._step, name, value)
             self._count(number, at, optimizer, group)
         if number == 0:
             self._look()
+
+    def _take_later(self, numbers: Tensor, take: Callable[[Tensor], None]) -> None:
+        """Start the copy of numbers to the host; ``take`` gets them as the row is read, so that no hook waits."""
+        self._coming.append((take, *copied_over(numbers)))
+
+    def _setting(self, step: int, name: str, value: Any) -> None:
+        self._note(step, "setting", name, _plain(value))
 
     def _count(self, number: int, at: int, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         states = [optimizer.state[one] for one in group["params"] if optimizer.state.get(one)]
@@ -181,21 +178,20 @@ class UpdateLedger(Instrument):
         for name, tensor in held.items():
             if name in self._versions and _writes(tensor) != self._versions[name]:
                 self._written.add(name)
-        if mark is not None and mark.step == self._step and mark.names == list(held):
-            mark.after = self._digester.each(list(held.values()))
-            self._marks.append(mark)
-            self._zeros = self._shares()
+        after = None
+        if mark is not None and mark[:2] == (self._step, list(held)):
+            after = self._digester.each(list(held.values()))
+        if mark is not None and after is not None:
+            self._take_later(torch.stack([mark[2], after]), partial(self._compare, *mark[:2]))
+            self._share_zeros()
         else:
             for name in sorted(self._written):
                 self._add(LedgerFact(self._step, "write", name, None, "written, bits not compared"))
 
-    def _compare(self, mark: _Mark) -> None:
-        if mark.before is None or mark.after is None:
-            return
-        pairs = zip(mark.names, mark.before.tolist(), mark.after.tolist(), strict=True)
-        for name, before, after in pairs:
+    def _compare(self, step: int, names: list[str], digests: Tensor) -> None:
+        for name, before, after in zip(names, *digests.tolist(), strict=True):
             if before != after:
-                self._add(LedgerFact(mark.step, "write", name, _hex(before), _hex(after)))
+                self._add(LedgerFact(step, "write", name, _hex(before), _hex(after)))
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and the optimizers' tensors of their size, by name."""
@@ -208,8 +204,8 @@ class UpdateLedger(Instrument):
                     if isinstance(value, Tensor) and value.dim() and id(parameter) in known:
                         yield f"{key} of {known[id(parameter)]}", value
 
-    def _shares(self) -> tuple[int, list[str], Tensor] | None:
-        """Return the share of zeros in the moments of each group, computed on the device."""
+    def _share_zeros(self) -> None:
+        """Compute the share of zeros in the moments of each group, on the device."""
         names, shares = [], []
         for number, optimizer in enumerate(self._watched.optimizers):
             for at, group in enumerate(optimizer.param_groups):
@@ -223,7 +219,13 @@ class UpdateLedger(Instrument):
                     filled = torch.stack([one.count_nonzero() for one in tensors]).sum()
                     names.append(f"optimizer {number} group {at} share of zeros in {key}")
                     shares.append(1 - filled.double() / entries)
-        return (self._step, names, torch.stack(shares)) if shares else None
+        if shares:
+            self._take_later(torch.stack(shares), partial(self._zeros, self._step, names))
+
+    def _zeros(self, step: int, names: list[str], shares: Tensor) -> None:
+        for name, share in zip(names, shares.tolist(), strict=True):
+            if abs(share - self._known.get(f"state {name}", math.inf)) >= ZEROS:
+                self._note(step, "state", name, round(share, 3))
 
     def _flags(self) -> None:
         training = [module.training for _, module in self._modules]
@@ -275,15 +277,8 @@ class UpdateLedger(Instrument):
             take([fact.as_dict() for fact in facts])
 
 
-def _numbers(modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    for path, module in modules:
-        for key, value in vars(module).items():
-            if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key):
-                yield f"{path}.{key}".lstrip("."), vars(module), key
-
-
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it; a tensor on a GPU is read, since a rate may be one."""
+    """Return a setting as JSON has it."""
     if isinstance(value, Tensor):
         return value.item() if value.numel() == 1 else [*map(_plain, value.tolist())]
     if isinstance(value, tuple | list):

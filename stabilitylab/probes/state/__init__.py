@@ -2,7 +2,7 @@
 
 from .bits import Span, packed, spans
 from .digests import Digester, multipliers
-from .holders import PLAIN, HeldTensor, Holder, Survey, survey
+from .holders import PLAIN, HeldTensor, Holder, Survey, numbers_of, survey
 from .random_states import RandomStates, random_states, seed_all, set_random_states
 from .snapshot import SAMPLE, Found, StateSnapshot, TensorChange, flagged, merged, state_of
 
@@ -21,6 +21,7 @@ __all__ = [
     "flagged",
     "merged",
     "multipliers",
+    "numbers_of",
     "packed",
     "random_states",
     "seed_all",

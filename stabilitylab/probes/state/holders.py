@@ -113,6 +113,16 @@ def is_bookkeeping(key: Any) -> bool:
     return key in BOOKKEEPING or (isinstance(key, str) and key.startswith(OURS))
 
 
+def numbers_of(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """Return the attributes of registered modules that are numbers: name, the dictionary that holds it, and its key."""
+    return [
+        (f"{each.path}.{key}".lstrip("."), vars(each.module), key)
+        for each in named(model)
+        for key, value in vars(each.module).items()
+        if isinstance(value, int | float) and key != "training" and not is_bookkeeping(key)
+    ]
+
+
 def is_state(value: Any) -> bool:
     """True for a value that can be put back: an absent or plain value, a tensor, an array, or a list, dictionary, tuple
     or set."""

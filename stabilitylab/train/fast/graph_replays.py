@@ -14,7 +14,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Batch, Dataset
 from ...errors import ResourceError, UsageError
-from ...probes import CudaGraphs, Recorder, Template, Watcher, attempt
+from ...probes import CudaGraphs, DeviceRecorder, Template, Watcher, attempt
 from ..ranks import Team
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Replays:
     """
 
     def __init__(
-        self, update: Update, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
+        self, update: Update, device: torch.device, recorder: DeviceRecorder, watcher: Watcher, required: bool = False
     ) -> None:
         self._update, self._device, self._recorder, self._watcher = update, device, recorder.another(), watcher
         self._required = required
@@ -196,7 +196,7 @@ def some_run_directly(dataset: Dataset, accumulate: int) -> bool:
 RECORDED_BY_DEFAULT = False
 
 
-def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:
+def recorder_for(config: Config, device: torch.device, team: Team) -> DeviceRecorder | None:
     """Return the recorder of updates on this device; None if updates run directly.
 
     ``train.cuda_graphs``: "auto" records on a GPU if :data:`RECORDED_BY_DEFAULT` is True and no setting excludes it;

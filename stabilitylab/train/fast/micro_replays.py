@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data import Batch
-from ...probes import Recorder, Template, Watcher, attempt
+from ...probes import DeviceRecorder, Template, Watcher, attempt
 from .graph_replays import MOST, Metrics, Replays, Update, size_of
 
 Key = tuple[bool, object, bool]  # probed, shapes, whether it is the last of its update
@@ -43,7 +43,7 @@ class ReplaysApart(Replays):
     """
 
     def __init__(
-        self, update: Update, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
+        self, update: Update, device: torch.device, recorder: DeviceRecorder, watcher: Watcher, required: bool = False
     ) -> None:
         super().__init__(update, device, recorder, watcher, required)
         self.pieces: dict[Key, RecordedBatch] = {}

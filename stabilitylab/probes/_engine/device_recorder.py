@@ -12,7 +12,7 @@ import torch
 T = TypeVar("T")
 
 
-class Recorder(Protocol):
+class DeviceRecorder(Protocol):
     """Records what a function asks of the device, so that it can be asked for again without running the function.
 
     The function works on tensors that stay where they are, and everything that differs from one time to the next stands
@@ -27,13 +27,13 @@ class Recorder(Protocol):
         """Return what ``work`` returns and the replay, which fills its tensors anew; nothing is computed yet."""
         ...
 
-    def another(self) -> Recorder:
+    def another(self) -> DeviceRecorder:
         """One like it, whose recordings have memory of their own: it is given back once all of them are gone."""
         ...
 
 
 class CudaGraphs:
-    """A :class:`Recorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
+    """A :class:`DeviceRecorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
     behind for later is still referred to, so that another does not get it."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
@@ -93,7 +93,7 @@ def _is_whole(graph: Any) -> bool:
     return True
 
 
-def attempt(recorder: Recorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
+def attempt(recorder: DeviceRecorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
     """Return what ``record`` returns, or in one line why it cannot.
 
     A lack of memory is no reason to go on without: it raises OutOfMemoryError, however it shows.
