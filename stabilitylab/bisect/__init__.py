@@ -1,4 +1,5 @@
-"""The first sub-layer where two models, runs, precisions or devices part; calling the package is :func:`.find.bisect`."""
+"""The first sub-layer where two models, runs, precisions or devices part; calling the package is
+:func:`.find.bisect`."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Record:
         if self.kind != "onestep":
             return self.run.frame(table, columns=columns, by=by)
         data = self.remember(("frame", table, by), lambda: self.run.frame(table, by=by))
-        return data if columns is None else data.drop(columns={*self.run.table(table).columns} - {*columns})
+        return data if columns is None else data.drop(columns=[*{*self.run.table(table).columns} - {*columns}])
 
     def at(
         self,

@@ -21,7 +21,7 @@ from stabilitylab.probes.instruments.instrument import Instrument, Instruments
 from stabilitylab.probes.instruments.leftover import LeftoverGradients
 from stabilitylab.probes.instruments.parameter_tables import ParameterTables
 from stabilitylab.probes.instruments.training_pass import TrainingRows
-from stabilitylab.probes.parameters.one_process import ALONE
+from stabilitylab.probes.parameters.processes import ALONE
 
 
 class Noted(Instrument):

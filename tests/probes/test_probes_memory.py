@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from stabilitylab.environment import RUNS_PER_DEVICE
 from stabilitylab.probes.library.activations import ActivationSparsity
 from stabilitylab.probes.parameters import copies
-from stabilitylab.probes.parameters.one_process import ALONE
 from stabilitylab.probes.parameters.pieces import Parameters
+from stabilitylab.probes.parameters.processes import ALONE
 from stabilitylab.probes.parameters.squares import CHUNK, WideNorm, flattened
 
 GIB = 2**30

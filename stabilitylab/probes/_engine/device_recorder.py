@@ -33,8 +33,8 @@ class DeviceRecorder(Protocol):
 
 
 class CudaGraphs:
-    """A :class:`DeviceRecorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
-    behind for later is still referred to, so that another does not get it."""
+    """A :class:`DeviceRecorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one
+    leaves behind for later is still referred to, so that another does not get it."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._stream = stream or torch.cuda.Stream(device)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...errors import StabilityLabError, listed
-from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.processes import ALONE, Processes
 from ..places.naming import named
 from ..state import Found, StateSnapshot, TensorChange, merged
 from .board import Board
@@ -55,7 +55,7 @@ class NeutralPass:
         boards: Callable[[], Sequence[Board]],
         guard: Guard,
         audit: Audit,
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
         restore: bool = False,
     ) -> None:
         self.over = ""  # why no pass is to come any more

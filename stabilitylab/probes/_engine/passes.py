@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.processes import ALONE, Processes
 from ..parameters.shards import ActivationShards
 from ..places.sites import Parts, Site
 from .board import Board
@@ -59,7 +59,7 @@ class Pass:
         masks: Masks,
         guard: Guard,
         together: bool = False,
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
     ) -> None:
         self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
         self.left_out = split_by_ddp(model)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..library.representations import Output
-from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.processes import ALONE, Processes
 from ..places.expert_products import products
 from .board import Board
 from .device_recorder import DeviceRecorder, attempt
@@ -36,7 +36,7 @@ class ReferencePass(Pass):
         reference: Callable[[], Any],
         stacks: Board | None,
         recorder: DeviceRecorder | None = None,
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
     ) -> None:
         super().__init__(model, boards, masks, guard, ranks=ranks)
         self._reference = reference

@@ -13,7 +13,7 @@ import torch
 from ...errors import UsageError
 from ...schema import Cells
 from ..parameters.layouts import whole
-from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.processes import ALONE, Processes
 from ..parameters.ranks import RankShare
 from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
@@ -62,7 +62,7 @@ class RowRecord:
 
     is_live = True  # of an update that is done as it is, or replayed
 
-    def __init__(self, step: int, device: torch.device, ranks: OneProcess = ALONE) -> None:
+    def __init__(self, step: int, device: torch.device, ranks: Processes = ALONE) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
         self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}, "neutral": {}}

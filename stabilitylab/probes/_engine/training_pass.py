@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..base import wide
-from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.processes import ALONE, Processes
 from ..places.sites import Parts
 from .backwards import Backwards
 from .board import Board, CleanPasses
@@ -60,7 +60,7 @@ class TrainingPass(Pass):
         masks: Masks,
         guard: Guard,
         scaler: torch.amp.GradScaler | None = None,
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
         clean: CleanPasses | None = None,
         together: bool = False,
     ) -> None:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..parameters.copies import keep, kept
-from ..parameters.one_process import ALONE, OneProcess
 from ..parameters.pieces import Parameters
+from ..parameters.processes import ALONE, Processes
 from .hessian_products import HessianProducts, Vector
 
 log = logging.getLogger("stabilitylab")
@@ -39,7 +39,7 @@ class Landscape:
         model: nn.Module,
         loss: Callable[[], Tensor],
         parameters: Parameters,
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
         of_update: bool = False,
     ) -> None:
         self.model, self.parameters, self.of_update = model, parameters, of_update

@@ -19,7 +19,7 @@ from ..rules import Mean, Norm, Total
 from .agreement import Gradient, differing
 from .coverage import covered
 from .layouts import local, local_gradient
-from .one_process import ALONE, OneProcess
+from .processes import ALONE, Processes
 from .squares import Squares, Values, flattened, is_counted
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
@@ -48,7 +48,7 @@ class Parameters:
         model: nn.Module,
         place: Places,
         optimizers: Sequence[torch.optim.Optimizer] = (),
-        ranks: OneProcess = ALONE,
+        ranks: Processes = ALONE,
     ) -> None:
         inner, known = unwrapped(model), parameters_of(model)
         self.names = list(known)

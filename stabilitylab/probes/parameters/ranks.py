@@ -17,7 +17,7 @@ from ...schema import Cells, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import Layout, ModelLayout, layout_of
-from .one_process import OneProcess
+from .processes import Processes
 from .shards import ActivationShards
 from .sharing import Share, layout_by
 
@@ -52,7 +52,7 @@ class RankShare:
         return torch.cat(parts if self.flags is None else [*parts, self.flags])
 
 
-class Ranks(OneProcess):
+class Ranks(Processes):
     """The processes that train one model. DDP and FSDP2 average its gradients over all ranks; in tensor parallelism
     each rank has a part of every layer; FSDP2 may stand around tensor parallelism.
 

@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import UsageError
-from .one_process import ALONE, OneProcess
 from .pipeline import Pipeline
+from .processes import ALONE, Processes
 from .ranks import Parallel, Ranks
 from .sharing import Share
 
 WAYS: tuple[str, ...] = get_args(Parallel)
 
 
-def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = None) -> OneProcess:
+def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = None) -> Processes:
     """Return the processes that train ``model``, those of the default group; one alone without a process group, and
     also for "off" and for a single process, if the model has no DTensors.
 

@@ -1,4 +1,5 @@
-"""One process that trains a model alone: the group of one, with nothing to add up and nobody to wait for."""
+"""The processes that train one model, as a watcher asks them; here one alone, with nothing to add up and nobody to
+wait for."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from .shards import ActivationShards
 T = TypeVar("T")
 
 
-class OneProcess:
-    """The answers of a single process to what a watcher asks of the processes that train one model.
+class Processes:
+    """What a watcher asks of the processes that train one model, answered by one that trains it alone.
 
-    :class:`~.ranks.Ranks` are several, and :class:`~.pipeline.Pipeline` the stages of a pipeline: each answers the same
-    questions, so that nobody else needs to know how many there are. ``alone``: numbers are known at once, without other
-    processes.
+    :class:`~.ranks.Ranks`, several, and :class:`~.pipeline.Pipeline`, the stages of a pipeline, answer the same
+    questions in their own way, so that nobody else needs to know how many there are. ``alone``: numbers are known at
+    once, without other processes.
     """
 
     alone = True
@@ -110,4 +111,4 @@ class OneProcess:
         return number
 
 
-ALONE = OneProcess()
+ALONE = Processes()
