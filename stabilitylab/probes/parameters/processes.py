@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Processes:
-    """What a watcher asks of the processes that train one model, answered by one that trains it alone.
+    """The answers of a single process to what a watcher asks of the processes that train one model.
 
     :class:`~.ranks.Ranks`, several, and :class:`~.pipeline.Pipeline`, the stages of a pipeline, answer the same
     questions in their own way, so that nobody else needs to know how many there are. ``alone``: numbers are known at
