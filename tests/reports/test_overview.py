@@ -23,6 +23,8 @@ from stabilitylab.reports.page.sections import PageSection, described
 from stabilitylab.reports.page.sentences import fold, sentence
 from stabilitylab.reports.worst_first import OTHERWISE, named, place
 from stabilitylab.schema import Row
+from stabilitylab.store import Run
+from stabilitylab.store.incident import write_incident
 
 STEPS = (0, 1, 2)
 
@@ -74,6 +76,16 @@ def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:
     going = remembered("a", arch="postln", verdict="")
     going.status = going.status.__class__("running", 40, "", "", {})
     assert sentence(going, None) == "Post-LN 6L-6L: running at update 40 of 160."
+
+
+def test_evidence_that_is_sentences_of_its_own_follows_a_full_stop(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "a", arch="postln", metrics={"nll": [7.0, 6.0, math.nan]}, verdict="diverged")
+    told = "Step 2: the first number that is not finite is nll. Step 1 had loss 6."
+    facts = {"step": 2, "phase": "forward", "kind": "metric", "name": "nll", "paragraph": told}
+    facts |= {"stack": "", "layer": 0, "sublayer": "", "table": "", "value": "nan", "before": "", "micro_batch": 0}
+    write_incident(path, facts, [(1, {"nll": 6.0}, {})], {}, Run.open(path).identity)
+    record = next(iter(Runs.load(tmp_path)))
+    assert sentence(record, record.diagnosis) == f"Post-LN 6L-6L: diverged at update 0: made up. {told}"
 
 
 @pytest.mark.parametrize(("times", "text"), [(40.0, "40"), (2.1e8, "2×10⁸"), (1e3, "1×10³")])

@@ -35,7 +35,10 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
         said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(record, found))
         said.append(found.headroom)
     said.append(record.undiagnosed)
-    return "; ".join(part for part in said if part) + "."
+    text = ""
+    for part in filter(None, said):  # evidence may be sentences of its own
+        text += f"{'. ' if part[0].isupper() else '; '}{part}" if text else part
+    return f"{text}."
 
 
 def standing(record: Record, found: Diagnosis | None = None) -> str:
@@ -46,7 +49,7 @@ def standing(record: Record, found: Diagnosis | None = None) -> str:
         where = f"{status.state} at update {status.step}{of}"
         return f"{where} ({status.reason})" if status.reason and status.state != "running" else where
     if verdict.state == "diverged":
-        return f"diverged at update {verdict.step}: {verdict.reason}"
+        return f"diverged at update {verdict.step}: {verdict.reason.removesuffix(f' at step {verdict.step}')}"
     if verdict.state == "cannot tell" or not math.isfinite(verdict.nll_gap):
         return f"{verdict.state}: {verdict.reason}"
     side = "above" if verdict.nll_gap > 0 else "below"
