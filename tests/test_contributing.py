@@ -112,7 +112,8 @@ def test_they_stand_in_the_package_too(tmp_path: Path) -> None:
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
-    guards = [f"tests/{name}" for name in GUARDS]
+    assert python("-m", "stabilitylab", "new", "probe", "begun").returncode == 0
+    guards = [*(f"tests/{name}" for name in GUARDS), "tests/probes/test_probes_begun.py"]
     stale = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_tables.py")
     assert "the page differs from its tables; --write makes it anew" in stale.stdout
     written = python("docs/tables.py", "--write")

@@ -29,7 +29,7 @@ ORDER = (
         "tapping",
         "verdict",
     ),
-    ("_version", "registry", "inputs", "designs"),
+    ("_version", "registry", "inputs", "designs", "scaffold"),
     ("arch_notes",),
     ("config",),
     ("labels",),

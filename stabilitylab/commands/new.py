@@ -1,0 +1,40 @@
+"""``new``: the files that a probe of one's own begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .base import command
+
+
+@command("new", rank=125)
+def new(
+    what: Annotated[Literal["probe"], typer.Argument(help="What is begun.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Its name, such as gate_share.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Option(help="Where the files are written; a checkout of this repository or any.")
+    ] = Path(),
+) -> None:
+    """Begin a probe: a module that runs, and its test.
+
+    In a checkout of this repository they stand in its library and tests, and docs/probes names the probe.
+    docs/own-probe.md says what a probe may do.
+    """
+    from ..errors import UsageError
+    from ..probes import PROBES
+    from ..scaffold import new_probe
+
+    if name in PROBES:
+        raise UsageError(f"there is a probe {name!r} already ('stabilitylab list probes {name}'): choose another name.")
+    files = new_probe(name, folder)
+    for path in files:
+        print(path)
+    module, test = files[:2]
+    print(f"Try it:  python -m pytest {test}")
+    if len(files) == 2:
+        print(f"Then:    stabilitylab --plugin {module.stem} probe --arch deepnorm --depth 12 --probes default,{name}")
+    else:
+        print("Then:    python docs/tables.py --write, which writes the tables of probes anew")
