@@ -1,18 +1,20 @@
-"""The pictures of README.md: a recording of the live panel (SVG) and a screenshot of the page (PNG); and the gallery's.
+"""The pictures of README.md and docs: a recording of the live panel (SVG), screenshots of pages (PNG), the gallery.
 
-    python docs/pictures/make.py RUNS      # folder of runs that the page is about, such as that of 'make demo'
-    python docs/pictures/make.py gallery   # those of docs/gallery.md alone
+    python docs/pictures/make.py             # all of them
+    python docs/pictures/make.py gallery     # or some: panel, pages, gallery
 
-The panel is recorded while a 200-layer Post-LN trains for a few updates, the gallery is of a BranchNorm trained for it.
-The screenshot needs a Chromium.
+The panel is recorded while a 200-layer Post-LN trains for a few updates, the gallery is of a BranchNorm trained for it,
+and each page is that of the program which README.md or a tutorial shows. The screenshots need a Chromium.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -26,7 +28,7 @@ from stabilitylab.reports.build import build  # noqa: E402
 from stabilitylab.terminal import LiveDisplay  # noqa: E402
 from stabilitylab.train import plan, start  # noqa: E402
 
-WIDTH, SIZE = 100, (1440, 900)  # columns of the recorded terminal, pixels of the page
+WIDTH = 100  # columns of the recorded terminal
 STEPS, FRAMES, SECONDS = 60, 10, 0.9  # updates of the recorded run, its pictures, and how long each stands
 MOST = 300_000  # bytes
 # Of rich's frame of a terminal only what is needed: no font is fetched.
@@ -60,7 +62,7 @@ class Recorder(LiveDisplay):
             self.frames.append(code)
 
 
-def panel(path: Path) -> None:
+def panel(path: Path) -> Path:
     """Trains, and writes the recording."""
     config = resolve({"model": {"arch": "postln"}, "train": {"steps": STEPS, "seed": 3}}, depth=200)
     recorder = Recorder()
@@ -75,6 +77,7 @@ def panel(path: Path) -> None:
         width=round(WIDTH * 12.2 + 18), height=round(height), all=every, share=100 / len(frames), frames="".join(shown)
     )
     path.write_text(whole, encoding="utf-8")
+    return path
 
 
 def gallery(folder: Path) -> list[Path]:
@@ -88,36 +91,45 @@ def gallery(folder: Path) -> list[Path]:
         return make(Path(runs) / "branchnorm-12-s3", folder)
 
 
-def page(runs: Path, path: Path) -> None:
-    """Makes the page about ``runs``, and writes what is seen of it first."""
+def page(source: Path, calls: Sequence[Sequence[str]], size: tuple[int, int], path: Path) -> Path:
+    """Runs the first long Python block of ``source``, once for each of ``calls`` (its arguments), and writes what is
+    seen first of the page about these runs."""
     from browser import Browser
 
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(runs, Path(folder) / "report", figures=["branchnorm:3"])
+    programs = re.findall(r"^```python\n(.*?)^```$", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(programs[0], encoding="utf-8")
+        for arguments in calls:
+            subprocess.run([sys.executable, "train.py", *arguments], cwd=folder, check=True)
+        built = build(folder / "runs", folder / "report", figures=[])
         browser = Browser()
         try:
-            browser.open(built.page, width=SIZE[0], height=SIZE[1], everything=False)
-            browser.run(
-                "await until(() => $$('.tower').length); const tower = $$('.tower')[1];"
-                "look({ step: null, layer: 20, stack: 'decoder' }); await wait(1500);"
-            )
-            shot = browser.shoot(Path(folder) / "page.png")
+            browser.open(built.page, width=size[0], height=size[1], everything=False)
+            browser.run("await until(() => $$('.tower').length); await wait(1500);")
+            shot = browser.shoot(folder / "page.png")
         finally:
             browser.close()
         with Image.open(shot) as image:
             image.convert("RGB").save(path, optimize=True)
+    return path
+
+
+def pages() -> list[Path]:
+    docs = HERE.parent
+    return [
+        page(docs.parent / "README.md", [()], (1400, 1490), HERE / "answer.png"),
+        page(docs / "tutorials" / "my-loss-spiked.md", [(), ("mended",)], (1300, 1250), HERE / "spiked.png"),
+    ]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("say which runs the page is about: python docs/pictures/make.py runs")
-    made = gallery(HERE)
-    if sys.argv[1] != "gallery":
-        panel(HERE / "panel.svg")
-        page(Path(sys.argv[1]), HERE / "page.png")
-        made += [HERE / "panel.svg", HERE / "page.png"]
-    for each in made:
-        size = each.stat().st_size
-        print(f"{each.name}: {size:,} bytes")
-        if size > MOST:
-            sys.exit(f"{each.name} has {size:,} bytes: pictures stay below {MOST:,}")
+    parts = {"panel": lambda: [panel(HERE / "panel.svg")], "pages": pages, "gallery": lambda: gallery(HERE)}
+    if unknown := [name for name in sys.argv[1:] if name not in parts]:
+        sys.exit(f"no pictures {unknown[0]!r}: there are {', '.join(parts)}")
+    for name in sys.argv[1:] or parts:
+        for each in parts[name]():
+            size = each.stat().st_size
+            print(f"{each.name}: {size:,} bytes")
+            if size > MOST:
+                sys.exit(f"{each.name} has {size:,} bytes: pictures stay below {MOST:,}")
