@@ -177,7 +177,7 @@ class Alarm:
         taken = begun[1] if begun is not None and more else frozenset[str]()
         self.rows += not more
         if self.calibration is not None:
-            self._leave(self.calibration.unlike_row(self.rows, step))
+            self._leave(self.calibration.unlike_row(self.rows, step, tables))
         told = self._signals.read(
             {name: value for name, value in metrics.items() if name not in taken},
             {name: cells for name, cells in tables.items() if name not in taken},

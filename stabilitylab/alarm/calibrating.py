@@ -82,7 +82,7 @@ def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = RULES) ->
         ),
         left_out=left_out,
         steps=steps,
-        tables={name: len(table.rows) for name, table in tables.items()},
+        tables=tables,
         recipe={key: value for key, value in common.items() if key not in differing},
         differing=differing,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from ..inputs import contents
 from ..schema import Table
 from ..store.files import replace_file
 from ..store.layout import is_name
+from .cadence import Ranges, count, is_in, rises, step_of
 from .recipe import differences, in_lines, recipe_of
 from .rules import AlarmRule, RuleSet
 from .signals import table_of
@@ -33,9 +34,16 @@ def _printable(text: str) -> str:
     return text
 
 
+def _rising(steps: Ranges) -> Ranges:
+    if not rises(steps):
+        raise ValueError("steps do not rise")
+    return steps
+
+
 Text = Annotated[str, AfterValidator(_printable)]
 Name = Annotated[Text, Field(min_length=1, max_length=1000)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
+Steps = Annotated[tuple[tuple[Count, Count, Annotated[int, Field(ge=1)]], ...], AfterValidator(_rising)]
 
 
 class Part(BaseModel):
@@ -69,6 +77,13 @@ class CalibratedRule(Part):
         return AlarmRule(self.name, self.weights, self.threshold, self.title, self.centres)
 
 
+class RecordedTable(Part):
+    """A table of the calibrated runs: the number of its places, and the steps of its rows."""
+
+    places: Count
+    steps: Steps
+
+
 class Calibration(Part):
     r"""Thresholds of an alarm from k healthy runs of one recipe and one length, with a bound on false alarms.
 
@@ -88,7 +103,7 @@ class Calibration(Part):
     that is not finite is always an alarm, and stands outside the bound.
 
     - ``rule_set``: the name of the rules; ``left_out``: a signal or rule -> the table or metric that the runs lack.
-    - ``steps``: the steps of the rows as ranges (first, last, distance); ``tables``: table -> the number of its places.
+    - ``steps``: the steps of the rows as ranges (first, last, distance); ``tables``: the recorded tables.
     - ``recipe``: settings that the runs have in common; ``differing``: those in which they differ, in words.
     - ``file``: the name of the file, for messages.
     """
@@ -98,17 +113,14 @@ class Calibration(Part):
     runs: Annotated[tuple[HealthyRun, ...], Field(min_length=1)]
     rules: Annotated[tuple[CalibratedRule, ...], Field(min_length=1)]
     left_out: dict[Name, Text]
-    steps: Annotated[tuple[tuple[Count, Count, Annotated[int, Field(ge=1)]], ...], Field(min_length=1)]
-    tables: dict[Name, Count]
+    steps: Annotated[Steps, Field(min_length=1)]
+    tables: dict[Name, RecordedTable]
     recipe: dict[Name, Any]
     differing: dict[Name, Text]
     file: str = Field(default="", exclude=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Calibration:
-        ends = [-1, *(last for _, last, _ in self.steps)]
-        if any(not before < first <= last for before, (first, last, _) in zip(ends, self.steps, strict=False)):
-            raise ValueError("its steps do not rise")
         own = {rule.name: rule.own_threshold for rule in self.rules}
         if len(own) < len(self.rules):
             raise ValueError("two of its rules have one name")
@@ -132,7 +144,7 @@ class Calibration(Part):
     @cached_property
     def rows(self) -> int:
         """Return the number of rows of each run."""
-        return sum(len(range(first, last + 1, distance)) for first, last, distance in self.steps)
+        return count(self.steps)
 
     @property
     def alarm_rules(self) -> RuleSet:
@@ -157,34 +169,35 @@ class Calibration(Part):
             f"false alarm (1 in k + 1; k = {self.k})"
         )
 
+    @cached_property
+    def _read(self) -> dict[str, RecordedTable]:
+        """The tables that the rules read."""
+        read = {table_of(signal) for rule in self.rules for signal in rule.weights} - {""}
+        return {name: table for name, table in self.tables.items() if name in read}
+
     def unlike_tables(self, tables: Sequence[Table]) -> str:
         """Return why a run with these tables is not like the calibrated runs; "" if it is. Only tables count that the
         rules read."""
         places = {table.name: len(table.rows) for table in tables}
-        read = {table_of(signal) for rule in self.rules for signal in rule.weights} - {""}
-        if lacking := sorted(read - {*places}):
+        if lacking := sorted({*self._read} - {*places}):
             return f"this run does not record {listed(lacking)}, which the calibrated runs did"
-        for name in sorted(read & {*self.tables}):
-            if places[name] != self.tables[name]:
-                return f"table {name} has {places[name]} places, and {self.tables[name]} in the calibrated runs"
+        for name, known in self._read.items():
+            if places[name] != known.places:
+                return f"table {name} has {places[name]} places, and {known.places} in the calibrated runs"
         return ""
 
-    def unlike_row(self, number: int, step: int) -> str:
-        """Return why row ``number`` (from 1 on) at ``step`` is not a row of the calibrated runs; "" if it is."""
+    def unlike_row(self, number: int, step: int, tables: Collection[str]) -> str:
+        """Return why row ``number`` (from 1 on) at ``step``, which holds ``tables``, is not a row of the calibrated
+        runs; "" if it is."""
         if number > self.rows:
             return f"this run is longer than the {self.rows} rows of the calibrated runs"
-        expected = self._step(number)
-        if step != expected:
+        if step != (expected := step_of(number, self.steps)):
             return f"row {number} of this run is step {step}, and step {expected} in the calibrated runs"
+        for name, known in self._read.items():
+            if (name in tables) != is_in(step, known.steps):
+                here, there = ("a row", "none") if name in tables else ("no row", "one")
+                return f"table {name} has {here} at step {step}, and {there} in the calibrated runs"
         return ""
-
-    def _step(self, number: int) -> int:
-        for first, last, distance in self.steps:
-            rows = len(range(first, last + 1, distance))
-            if number <= rows:
-                return first + (number - 1) * distance
-            number -= rows
-        raise IndexError(number)
 
     def other_settings(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return in a few lines the settings in which a run is not like the calibrated runs, from its run.json."""

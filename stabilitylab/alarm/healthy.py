@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ..errors import UsageError, bounded, listed
 from ..schema import Table
 from ..store import Run
 from ..store.layout import METRICS
-from .calibration import MAKE
+from .cadence import Ranges, in_words, ranges
+from .calibration import MAKE, RecordedTable
 
 ILL = ("diverged", "stuck", "ignores its source")  # verdicts of runs that did not learn
 SHOWN = 6  # a sentence names so many runs
-Ranges = tuple[tuple[int, int, int], ...]
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
@@ -56,7 +54,7 @@ def refuse_ill(runs: Mapping[str, Run]) -> None:
 def refuse_other_lengths(runs: Mapping[str, Run]) -> Ranges:
     """Return the steps of the rows, which all runs have in common. Raises UsageError that names the runs if they differ
     in number or in their steps."""
-    steps = {name: run.steps(METRICS) for name, run in runs.items()}
+    steps = {name: run.steps(METRICS).tolist() for name, run in runs.items()}
     lengths = {name: len(own) for name, own in steps.items()}
     if len({*lengths.values()}) > 1:
         told = listed([f"{name} has {rows}" for name, rows in lengths.items()], SHOWN)
@@ -65,13 +63,15 @@ def refuse_other_lengths(runs: Mapping[str, Run]) -> Ranges:
         )
     first, *others = steps
     for other in others:
-        if not np.array_equal(steps[first], steps[other]):
-            both = " and ".join(f"{name} at {_in_words(ranges(steps[name]))}" for name in (first, other))
-            raise UsageError(f"the runs have rows of different steps ({both}): record all of them with one `every`.")
+        if steps[first] != steps[other]:
+            both = " and ".join(f"{name} at {in_words(ranges(steps[name]))}" for name in (first, other))
+            raise UsageError(
+                f"the runs have rows of different steps ({both}): calibrate with runs from one first step on."
+            )
     return ranges(steps[first])
 
 
-def refuse_other_tables(runs: Mapping[str, Run]) -> dict[str, Table]:
+def refuse_other_tables(runs: Mapping[str, Run]) -> dict[str, RecordedTable]:
     """Return the tables, which all runs have in common. Raises UsageError that names the tables in which runs
     differ."""
     tables = {name: {table: run.table(table) for table in run.tables} for name, run in runs.items()}
@@ -90,32 +90,21 @@ def refuse_other_tables(runs: Mapping[str, Run]) -> dict[str, Table]:
                     f"table {name} of {other} has other places or columns than in {first}: calibrate with runs of one "
                     "model and one version of stabilitylab."
                 )
-    return tables[first]
+    steps = {name: {table: ranges(run.steps(table).tolist()) for table in tables[first]} for name, run in runs.items()}
+    for other in others:
+        for table, own in steps[first].items():
+            if own != steps[other][table]:
+                both = " and ".join(f"{name} at {in_words(steps[name][table])}" for name in (first, other))
+                raise UsageError(
+                    f"table {table} has rows of different steps ({both}): record all runs with one `every`, and one "
+                    "`update_every` and `curvature_every` where you give them."
+                )
+    return {
+        name: RecordedTable(places=len(table.rows), steps=steps[first][name]) for name, table in tables[first].items()
+    }
 
 
 def _lacking(
     first: str, one: Mapping[str, Table], other: str, two: Mapping[str, Table]
 ) -> tuple[tuple[str, set[str]], ...]:
     return (first, {*two} - {*one}), (other, {*one} - {*two})
-
-
-def ranges(steps: np.ndarray) -> Ranges:
-    """Return rising steps as ranges (first, last, distance), each as long as it can be from the left."""
-    found: list[tuple[int, int, int]] = []
-    at, last = 0, len(steps) - 1
-    while at <= last:
-        if at == last:
-            found.append((int(steps[at]), int(steps[at]), 1))
-            break
-        distance = int(steps[at + 1] - steps[at])
-        end = at + 1
-        while end < last and int(steps[end + 1] - steps[end]) == distance:
-            end += 1
-        found.append((int(steps[at]), int(steps[end]), distance))
-        at = end + 1
-    return tuple(found)
-
-
-def _in_words(steps: Ranges) -> str:
-    told = [f"{first} to {last} by {distance}" if last > first else f"{first}" for first, last, distance in steps]
-    return listed(told)

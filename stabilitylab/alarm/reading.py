@@ -57,7 +57,7 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
     core. Raises UsageError for a calibrated alarm if the run is not like the calibrated runs; a run that goes on, from
     the first such row on.
     """
-    refuse_unlike(run, alarm)
+    of_snapshots(partial(refuse_unlike, alarm=alarm), run)
     seen = -1
     while True:
         begun = time.monotonic()
@@ -79,8 +79,11 @@ def refuse_unlike(run: Run, alarm: Alarm) -> None:
     if (known := alarm.calibration) is None:
         return
     _refuse_outside(run, alarm, known.unlike_tables([run.table(name) for name in run.tables]))
-    for number, step in enumerate(run.steps(METRICS).tolist(), 1):
-        _refuse_outside(run, alarm, known.unlike_row(number, step))
+    steps = {name: {*run.steps(name).tolist()} for name in run.tables}
+    going = run.status.state == "running"
+    for number, step in enumerate(run.steps(METRICS).tolist()[: -1 if going else None], 1):  # the last row may grow
+        held = [name for name, own in steps.items() if step in own]
+        _refuse_outside(run, alarm, known.unlike_row(number, step, held))
 
 
 def _refuse_outside(run: Run, alarm: Alarm, reason: str) -> None:
