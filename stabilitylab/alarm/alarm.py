@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..schema import Cells, Row, Table
 from .calibration import SUFFIX, Calibration
 from .past import LEAST
+from .rates import RateJump, Rates
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted, title_of
 from .signals import Reading, Signals, table_of
 
@@ -43,7 +44,8 @@ class Alert:
     signal that added most to the score, with its ``value`` and its ``place``. ``measured``: the rule's error rates,
     None if they were not measured; ``lacking``: tables that were part of that measurement and that this run lacks.
     ``sure``: for a calibrated alarm its bound on false alarms in words, or why there is none; "" for other alarms.
-    ``bound``: that bound, the largest probability of an alarm in a healthy run; None if there is none.
+    ``bound``: that bound, the largest probability of an alarm in a healthy run; None if there is none. ``rate_jump``:
+    the jump of the learning rate in the 50 updates before; the advice is then about the schedule. None without one.
     """
 
     step: int
@@ -60,17 +62,19 @@ class Alert:
     lacking: tuple[str, ...] = ()
     sure: str = ""
     bound: float | None = None
+    rate_jump: RateJump | None = None
 
     @property
     def sentence(self) -> str:
         """Return the alert in one line: ``step 412, decoder layer 5 ffn: ... since step 405 (...)``."""
         where = f" at {self.place.site or self.place.stack}" if self.place is not None else ""
+        jumped = "" if self.rate_jump is None else f" {self.rate_jump.sentence}"
         if self.rule == NOT_FINITE:
-            return f"step {self.step}: {self.title}{where}. {self.advice[0].upper()}{self.advice[1:]}."
+            return f"step {self.step}: {self.title}{where}.{jumped} {self.advice[0].upper()}{self.advice[1:]}."
         since = f" since step {self.since}" if self.since < self.step else ""
         return (
             f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
-            f"score {self.score:.3g}, threshold {self.threshold:.3g}; {self._sure}). To do: {self.advice}."
+            f"score {self.score:.3g}, threshold {self.threshold:.3g}; {self._sure}).{jumped} To do: {self.advice}."
         )
 
     @property
@@ -137,7 +141,7 @@ class Alarm:
             raise UsageError(f"no rule {unknown[0]!r} to mute; there are {', '.join(names)}.")
         self.muted = frozenset(mute)
         self.alerts: list[Alert] = []
-        self._signals = Signals()
+        self._signals, self._rates = Signals(), Rates()
         self._early: list[AlarmRule] = []  # rules that need no number of the update
         self._lacking: dict[str, tuple[str, ...]] = {}  # rule -> tables that it reads and the run lacks
         self._begun: tuple[int, frozenset[str]] | None = None  # the row that is known in part
@@ -166,6 +170,7 @@ class Alarm:
         """Return the alerts from the part of a row that is known before the optimizer's step; ``observe`` follows with
         the whole row. Rules that need a number of the update wait for ``observe``."""
         self.rows += 1
+        self._rates.read(step, metrics)
         told = self._signals.read(metrics, tables)
         self._begun = step, frozenset((*metrics, *tables))
         return self._say(self._found(step, metrics, told, self._early))
@@ -176,6 +181,7 @@ class Alarm:
         more = begun is not None and begun[0] == step
         taken = begun[1] if begun is not None and more else frozenset[str]()
         self.rows += not more
+        self._rates.read(step, metrics)
         if self.calibration is not None:
             self._leave(self.calibration.unlike_row(self.rows, step, tables))
         told = self._signals.read(
@@ -188,9 +194,10 @@ class Alarm:
     def _found(
         self, step: int, metrics: Mapping[str, float | None], told: Mapping[str, Reading], rules: Sequence[AlarmRule]
     ) -> list[Alert]:
-        found = not_finite(step, metrics)
+        jump = self._rates.jump(step)
+        found = [replace(alert, rate_jump=jump) for alert in not_finite(step, metrics)]
         for rule in rules:
-            found += self._by(rule, step, told)
+            found += self._by(rule, step, told, jump)
         return found
 
     def _leave(self, reason: str) -> None:
@@ -211,7 +218,7 @@ class Alarm:
             self._tell(alert)
         return spoken
 
-    def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading]) -> list[Alert]:
+    def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading], jump: RateJump | None) -> list[Alert]:
         score, signal = rule.score(told)
         if self.rows <= LEAST:
             return []
@@ -222,7 +229,7 @@ class Alarm:
         if score < rule.threshold:
             return []
         own = told[signal]
-        advice = ADVICE.get(signal.split(".")[0], USUAL)
+        advice = ADVICE.get(signal.split(".")[0], USUAL) if jump is None else jump.advice
         sure, bound = self._promise()
         return [
             Alert(
@@ -240,6 +247,7 @@ class Alarm:
                 self._lacking.get(rule.name, ()),
                 sure,
                 bound,
+                jump,
             )
         ]
 
@@ -269,10 +277,13 @@ class Alarm:
             "spoke": dict(self._spoke),
             "since": dict(self._since),
             "signals": self._signals.state_dict(),
+            "rates": self._rates.state_dict(),
             "begun": self._begun and [self._begun[0], sorted(self._begun[1])],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows, self._spoke, self._since = state["rows"], dict(state["spoke"]), dict(state["since"])
         self._signals.load_state_dict(state["signals"])
+        if "rates" in state:  # a checkpoint of an older version has none
+            self._rates.load_state_dict(state["rates"])
         self._begun = state["begun"] and (state["begun"][0], frozenset(state["begun"][1]))
