@@ -165,7 +165,8 @@ def _show(found: Calibration, doubts: Sequence[str], out: Path) -> None:
     say = lambda text: console.print(text, highlight=False, markup=False)  # noqa: E731
     say(f"{found.sentence[0].upper()}{found.sentence[1:]}.")
     for rule in found.rules:
-        say(f"  {rule.name}: threshold {rule.threshold:.3g} (as it comes: {rule.own_threshold:.3g})")
+        own = "" if found.left_out else f" (as it comes: {rule.own_threshold:.3g})"
+        say(f"  {rule.name}: threshold {rule.threshold:.3g}{own}")
     for run in found.runs:
         told = ", ".join(f"{name} {value:.3g}" for name, value in run.scores.items() if value is not None)
         say(f"  {run.name}: largest score {told}")
@@ -174,6 +175,8 @@ def _show(found: Calibration, doubts: Sequence[str], out: Path) -> None:
         say(f"Left out, since the runs do not record it: {lacking}.")
     for line in [*in_lines(found.differing), *doubts]:
         say(f"Warning: {line}.")
+    if doubts:
+        say("Leave a run out for what happened in it, never for its score.")
     if found.differing:
         say("The bound is for runs of one recipe, which differ in their seed alone.")
     say(f'{out}: use it with watch(alarm="{out}"), or stabilitylab alarm RUN --rules {out}.')

@@ -320,7 +320,7 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
     assert "Left out, since the runs do not record it: heads.drift (attention_heads)" in told
     assert "Warning" not in told
     found = Calibration.read(out)
-    assert f"combination: threshold {found.rules[0].threshold:.3g} (as it comes: 3.25)" in told
+    assert f"combination: threshold {found.rules[0].threshold:.3g}\n" in told
     code, told, err = run("alarm", *paths(healthy[:1]), "--rules", str(out))
     assert (code, told) == (0, "")
     assert "s0: no alarm by the mine.json rules in 40 rows" in err
