@@ -46,13 +46,13 @@ Count = Annotated[int, Field(ge=0, lt=2**62)]
 Steps = Annotated[tuple[tuple[Count, Count, Annotated[int, Field(ge=1)]], ...], AfterValidator(_rising)]
 
 
-class Part(BaseModel):
+class FilePart(BaseModel):
     """A frozen part of the file; unknown entries are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class HealthyRun(Part):
+class HealthyRun(FilePart):
     """A run that calibrated an alarm: its name, its id, and for each rule its largest score over all rows (None: the
     rule had no number in it)."""
 
@@ -61,7 +61,7 @@ class HealthyRun(Part):
     scores: dict[Name, FiniteFloat | None]
 
 
-class CalibratedRule(Part):
+class CalibratedRule(FilePart):
     """A rule of an alarm as :class:`~stabilitylab.alarm.AlarmRule` has it. ``own_threshold``: the threshold that came
     with the rule; ``threshold``: the calibrated one."""
 
@@ -77,14 +77,14 @@ class CalibratedRule(Part):
         return AlarmRule(self.name, self.weights, self.threshold, self.title, self.centres)
 
 
-class RecordedTable(Part):
+class RecordedTable(FilePart):
     """A table of the calibrated runs: the number of its places, and the steps of its rows."""
 
     places: Count
     steps: Steps
 
 
-class Calibration(Part):
+class Calibration(FilePart):
     r"""Thresholds of an alarm from k healthy runs of one recipe and one length, with a bound on false alarms.
 
     A run's score is one number, U = max over rules r and rows t of (s_r(t) - c_r). s_r is the score of a rule, and c_r
