@@ -226,8 +226,8 @@ class Alarm:
             self._since.pop(rule.name, None)
             return []
         since = self._since.setdefault(rule.name, step)
-        if score < rule.threshold:
-            return []
+        if score < rule.threshold or (self.calibration is not None and score == rule.threshold):
+            return []  # of k + 1 equal scores none is larger than the others
         own = told[signal]
         advice = ADVICE.get(signal.split(".")[0], USUAL) if jump is None else jump.advice
         sure, bound = self._promise()

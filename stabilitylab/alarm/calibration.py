@@ -63,7 +63,7 @@ class HealthyRun(FilePart):
 
 class CalibratedRule(FilePart):
     """A rule of an alarm as :class:`~stabilitylab.alarm.AlarmRule` has it. ``own_threshold``: the threshold that came
-    with the rule; ``threshold``: the calibrated one."""
+    with the rule; ``threshold``: the calibrated one, above which it speaks."""
 
     name: Name
     title: Text
@@ -272,13 +272,13 @@ def _first_of(error: Exception) -> str:
 def thresholds(own: Mapping[str, float], scores: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the threshold of each rule, c_r + max_i max_r (s_ir - c_r), from the largest score s_ir of run i.
 
-    r: the rules. ``own``: the thresholds c_r that came with the rules. A rule speaks if it reaches its threshold, so
-    the threshold is the next larger number: a score that equals the largest of a healthy run is no alarm.
+    r: the rules. ``own``: the thresholds c_r that came with the rules. The alarm of a new run must be above its
+    threshold: a score that equals the largest of a healthy run is no alarm.
     """
     known = [(name, value) for run in scores for name, value in run.items() if value is not None]
     excess = max(value - own[name] for name, value in known)
     found = {}
     for name, own_threshold in own.items():
         reached = max((value for rule, value in known if rule == name), default=-math.inf)
-        found[name] = math.nextafter(max(own_threshold + excess, reached), math.inf)
+        found[name] = max(own_threshold + excess, reached)  # rounded, the sum may be less than what was reached
     return found

@@ -40,7 +40,7 @@ def alarm(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directory, of 'probe' or of watch(); with --calibrate the healthy runs.",
             show_default=False,
         ),
@@ -59,7 +59,7 @@ def alarm(
     ] = None,
     refractory: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows in which a rule that spoke says nothing.", show_default=str(REFRACTORY)),
+        typer.Option(min=1, help=f"Rows in which a rule that spoke says nothing; {REFRACTORY} by default."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Make thresholds from healthy runs of one recipe and one length.")
@@ -77,7 +77,8 @@ def alarm(
     Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Each says its
     error rates, which hold for runs with a row of every update (--every 1); docs/alarm.md has the tables. The
     conservative rules speak of what is gross: they announced none of 97 failures. The combination announced 71 % of
-    them, at 0.8 false alarms in 1,000 healthy rows. Exit 0 whatever it says.
+    them, at 0.8 false alarms in 1,000 healthy rows. Exit 0 whatever it finds, unless
+    there is --fail.
 
     With --calibrate RUN... --out mine.json your own healthy runs, of one recipe and one length, make the thresholds:
     with k runs, at most 1 in k + 1 new healthy runs of the recipe has a false alarm. watch(alarm="mine.json") and

@@ -42,7 +42,7 @@ def alarmed(k: int, choose: Callable[[np.ndarray], dict[str, float]], seed: int)
     for _ in range(SETS):
         largest = runs_of_one_recipe(random, k + 1).max(axis=2)
         at = choose(largest[:-1])
-        found += any(score >= at[rule] for rule, score in zip(RULES, largest[-1], strict=True))
+        found += any(score > at[rule] for rule, score in zip(RULES, largest[-1], strict=True))
     return found / SETS
 
 
@@ -52,7 +52,7 @@ def calibrated(largest: np.ndarray) -> dict[str, float]:
 
 def each_alone(largest: np.ndarray) -> dict[str, float]:
     """What would be no bound for all rules together: each rule's own largest score."""
-    return dict(zip(RULES, np.nextafter(largest.max(axis=0), np.inf), strict=True))
+    return dict(zip(RULES, largest.max(axis=0), strict=True))
 
 
 @pytest.mark.parametrize("k", [1, 4, 9])
@@ -69,14 +69,14 @@ def test_ties_are_no_alarms() -> None:
     random, found = np.random.default_rng(0), 0
     for _ in range(SETS):
         one, *others = (float(value) for value in random.integers(0, 3, 5))
-        found += one >= thresholds({"a": 0.1}, [{"a": value} for value in others])["a"]
+        found += one > thresholds({"a": 0.1}, [{"a": value} for value in others])["a"]
     assert 0 < found / SETS < 0.2 - 4 * math.sqrt(0.16 / SETS)
 
 
 def test_thresholds_by_hand() -> None:
     runs = [{"a": 1.0, "b": 1.5}, {"a": 2.5, "b": None}]  # above their own thresholds: 0, -.5; 1.5
     found = thresholds({"a": 1.0, "b": 2.0}, runs)
-    assert found == {"a": math.nextafter(2.5, 9), "b": math.nextafter(3.5, 9)}
+    assert found == {"a": 2.5, "b": 3.5}
 
 
 def test_no_run_that_calibrated_reaches_a_threshold() -> None:
@@ -84,7 +84,7 @@ def test_no_run_that_calibrated_reaches_a_threshold() -> None:
     random = np.random.default_rng(0)
     for _ in range(2000):
         own, score = random.standard_normal(2) * 10 ** random.uniform(-3, 3, 2)
-        assert thresholds({"a": float(own)}, [{"a": float(score)}])["a"] > score
+        assert thresholds({"a": float(own)}, [{"a": float(score)}])["a"] >= score
 
 
 @pytest.mark.parametrize(
