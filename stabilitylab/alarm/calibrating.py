@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from .._version import __version__
 from ..errors import UsageError, listed
 from ..store import Run
 from ..store.layout import METRICS
 from .alarm import not_finite
-from .calibration import CalibratedRule, Calibration, HealthyRun, thresholds
+from .calibration import CalibratedRule, Calibration, HealthyRun, first_of, thresholds
 from .healthy import named, refuse_ill, refuse_other_lengths, refuse_other_tables
 from .past import LEAST
 from .reading import rows
@@ -65,27 +66,32 @@ def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = RULES) ->
     recipes = {name: recipe_of(run.manifest) for name, run in frozen.items()}
     differing = differences(recipes)
     common = next(iter(recipes.values()))
-    return Calibration(
-        stabilitylab=__version__,
-        rule_set=known.name,
-        runs=tuple(HealthyRun(name=name, run_id=frozen[name].identity.run_id, scores=largest[name]) for name in frozen),
-        rules=tuple(
-            CalibratedRule(
-                name=rule.name,
-                title=rule.title,
-                weights={**rule.weights},
-                centres={**rule.centres},
-                own_threshold=rule.threshold,
-                threshold=calibrated[rule.name],
-            )
-            for rule in used
-        ),
-        left_out=left_out,
-        steps=steps,
-        tables=tables,
-        recipe={key: value for key, value in common.items() if key not in differing},
-        differing=differing,
-    )
+    try:
+        return Calibration(
+            stabilitylab=__version__,
+            rule_set=known.name,
+            runs=tuple(
+                HealthyRun(name=name, run_id=frozen[name].identity.run_id, scores=largest[name]) for name in frozen
+            ),
+            rules=tuple(
+                CalibratedRule(
+                    name=rule.name,
+                    title=rule.title,
+                    weights={**rule.weights},
+                    centres={**rule.centres},
+                    own_threshold=rule.threshold,
+                    threshold=calibrated[rule.name],
+                )
+                for rule in used
+            ),
+            left_out=left_out,
+            steps=steps,
+            tables=tables,
+            recipe={key: value for key, value in common.items() if key not in differing},
+            differing=differing,
+        )
+    except ValidationError as error:  # rules of the caller's own may have any name and number
+        raise UsageError(f"these rules cannot be calibrated ({first_of(error)}).") from error
 
 
 def available(

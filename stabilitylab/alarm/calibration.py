@@ -17,7 +17,7 @@ from ..schema import Table
 from ..store.files import replace_file
 from ..store.layout import is_name
 from .cadence import Ranges, count, is_in, rises, step_of
-from .recipe import differences, in_lines, recipe_of
+from .recipe import differences, in_lines, one_line, recipe_of
 from .rules import AlarmRule, RuleSet
 from .signals import table_of
 
@@ -246,7 +246,7 @@ class Calibration(FilePart):
         except InputError:
             raise
         except (RecursionError, UsageError, ValueError) as error:  # covers broken JSON, UTF-8 and pydantic's errors
-            why = bounded(_first_of(error), 300).rstrip(".")
+            why = bounded(first_of(error), 300).rstrip(".")
             raise InputError(f"{path} is not a calibrated alarm ({why}): make it with `{MAKE}`.") from error
         return found
 
@@ -259,12 +259,12 @@ def refuse_file(path: Path) -> None:
         raise UsageError(f"{path} exists: remove it, or choose another name.")
 
 
-def _first_of(error: Exception) -> str:
+def first_of(error: Exception) -> str:
     """Return the first finding of a failed validation in words, or the error's own words."""
     if not isinstance(error, ValidationError):
         return str(error) if isinstance(error, StabilityLabError | ValueError) else type(error).__name__
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
+    where = ".".join(one_line(str(part)) for part in first["loc"])
     text = first["msg"].removeprefix("Value error, ")
     return f"{where}: {text}" if where else text
 

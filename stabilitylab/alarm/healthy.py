@@ -10,6 +10,7 @@ from ..store import Run
 from ..store.layout import METRICS
 from .cadence import Ranges, in_words, ranges
 from .calibration import MAKE, RecordedTable
+from .recipe import one_line
 
 ILL = ("diverged", "stuck", "ignores its source")  # verdicts of runs that did not learn
 SHOWN = 6  # a sentence names so many runs
@@ -30,7 +31,7 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
             raise UsageError(f"{run.path} is the same run as {seen[key].path}: give each run once.")
         seen[key] = run
     names = [run.name for run in runs]
-    return {run.name if names.count(run.name) == 1 else str(run.path): run for run in runs}
+    return {one_line(run.name if names.count(run.name) == 1 else str(run.path)): run for run in runs}
 
 
 def refuse_ill(runs: Mapping[str, Run]) -> None:

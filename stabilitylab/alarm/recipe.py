@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import listed
 from ..inputs import shown
 from ..store.documents import plain
-from ..store.layout import flat
+from ..store.layout import flat, is_name
 
 SEED = re.compile(r"seed", re.IGNORECASE)
 NAMES = frozenset(
@@ -30,7 +30,12 @@ def recipe_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
         **{name: manifest[name] for name in VERSIONS if name in manifest},
     }
     found = {key.removeprefix("config."): plain(value) for key, value in flat(told)}
-    return {key: value for key, value in found.items() if not _is_own(key.rsplit(".", 1)[-1])}
+    return {one_line(key): value for key, value in found.items() if not _is_own(key.rsplit(".", 1)[-1])}
+
+
+def one_line(name: str) -> str:
+    """Return a name unchanged if it can be printed on one line, else in quotes and with escapes."""
+    return name if name and is_name(name) else shown(name)
 
 
 def _is_own(name: str) -> bool:

@@ -306,6 +306,25 @@ def test_recipes_that_differ_are_told(healthy: list[Run], tmp_path: Path) -> Non
     assert found.other_settings({**other.manifest, "config": {"lr": 7}}) == []
 
 
+def test_rules_that_no_file_can_hold_are_refused(healthy: list[Run]) -> None:
+    for rules, why in (
+        ((AlarmRule("a\nb", {"grad_norm.z": 1.0}, 1.0),), "cannot be printed on one line"),
+        ((AlarmRule("a", {"grad_norm.z": 1.0}, math.inf),), "finite number"),
+        ((AlarmRule("a", {"grad_norm.z": 1.0}, 1.0), AlarmRule("a", {"update.z": 1.0}, 1.0)), "have one name"),
+    ):
+        with pytest.raises(UsageError, match=rf"these rules cannot be calibrated \(.*{why}"):
+            calibrate(healthy, RuleSet(rules))
+
+
+def test_settings_and_folders_of_any_name(tmp_path: Path) -> None:
+    train(tmp_path / "a\nb", 1, config={"": 1, "x\ny": 2, "deep": {"": 3}})
+    found = calibrate([tmp_path / "a\nb"], PLAIN)
+    assert found.runs[0].name == "'a\\nb'"
+    assert {"''", "'x\\ny'", "deep."} <= {*found.recipe}
+    found.save(tmp_path / "mine.json")
+    assert Calibration.read(tmp_path / "mine.json").recipe == found.recipe
+
+
 def test_names_that_repeat_are_paths(healthy: list[Run], tmp_path: Path) -> None:
     train(tmp_path / "s0", 11)
     found = calibrate([*healthy, tmp_path / "s0"])
