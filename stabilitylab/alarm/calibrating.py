@@ -29,7 +29,8 @@ def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = RULES) ->
     """Return an alarm's thresholds from healthy runs of one recipe and one length (:class:`Calibration` has the formula
     and the bound: with k runs, at most 1 in k + 1 new healthy runs of the recipe has a false alarm).
 
-    ``rules``: the rules whose scores are calibrated, or the name of a set of :func:`~stabilitylab.alarm.fitted`.
+    ``rules``: the rules whose scores are calibrated, or the name of a set of :func:`~stabilitylab.alarm.fitted`. The
+    bound holds for rules that were not made or chosen by a look at these runs.
     Signals whose table or metric the runs do not have are left out, and rules without a signal too
     (``Calibration.left_out``). Settings in which the runs differ are in ``Calibration.differing``.
 

@@ -216,8 +216,8 @@ class Calibration(FilePart):
 
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
-        head = {"format": FORMAT, "version": VERSION, "bound": self.sentence}
-        return {**head, "k": self.k, "rows": self.rows, **self.model_dump(mode="json")}
+        head = {"format": FORMAT, "version": VERSION, "sentence": self.sentence}
+        return {**head, "k": self.k, "bound": self.bound, "rows": self.rows, **self.model_dump(mode="json")}
 
     @classmethod
     def read(cls, path: str | Path) -> Calibration:
@@ -236,12 +236,12 @@ class Calibration(FilePart):
                 )
             if version != VERSION or type(version) is not int:
                 raise ValueError("its version is unknown")
-            told = {name: document.pop(name, None) for name in ("bound", "k", "rows")}
+            told = {name: document.pop(name, None) for name in ("sentence", "k", "bound", "rows")}
             found = cls.model_validate_json(json.dumps(document, allow_nan=False)).model_copy(
                 update={"file": path.name}
             )
-            if (told["k"], told["rows"]) != (found.k, found.rows):
-                raise ValueError("its k or rows are not those of its runs")
+            if (told["k"], told["bound"], told["rows"]) != (found.k, found.bound, found.rows):
+                raise ValueError("its k, bound or rows are not those of its runs")
             found.alarm_rules  # noqa: B018  # a signal that this version does not know raises here
         except InputError:
             raise

@@ -29,7 +29,7 @@ def recipe_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "numerics": manifest.get("numerics") or {},
         **{name: manifest[name] for name in VERSIONS if name in manifest},
     }
-    found = {key.removeprefix("config."): plain(value) for key, value in flat(told)}
+    found = {key.removeprefix("config."): value for key, value in flat(plain(told))}  # keys of any type become text
     return {one_line(key): value for key, value in found.items() if not _is_own(key.rsplit(".", 1)[-1])}
 
 

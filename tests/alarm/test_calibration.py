@@ -136,7 +136,7 @@ def test_a_file_is_written_and_read(tmp_path: Path) -> None:
     assert found == known.model_copy(update={"file": "mine.json"})
     told = json.loads((tmp_path / "mine.json").read_text())
     assert (told["format"], told["version"], told["k"], told["rows"]) == (FORMAT, VERSION, 4, 61)
-    assert told["bound"] == known.sentence
+    assert (told["sentence"], told["bound"]) == (known.sentence, 0.2)
     with pytest.raises(UsageError, match=r"mine\.json exists"):
         known.save(tmp_path / "mine.json")
     with pytest.raises(UsageError, match=r"must end in \.json"):
@@ -162,8 +162,9 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda _: "[" * 100_000, "is not a calibrated alarm"),
         (edited(lambda own: own.update(version=0)), "its version is unknown"),
         (edited(lambda own: own.update(version=True)), "its version is unknown"),
-        (edited(lambda own: own.update(k=9)), "its k or rows are not those of its runs"),
-        (edited(lambda own: own.update(rows=1000)), "its k or rows are not those of its runs"),
+        (edited(lambda own: own.update(bound=0.01)), "its k, bound or rows are not those of its runs"),
+        (edited(lambda own: own.update(k=9)), "its k, bound or rows are not those of its runs"),
+        (edited(lambda own: own.update(rows=1000)), "its k, bound or rows are not those of its runs"),
         (edited(lambda own: own.update(runs=[])), "runs: Tuple should have at least 1 item"),
         (edited(lambda own: own.pop("steps")), "steps: Field required"),
         (edited(lambda own: own.update(steps=[[5, 3, 1]])), "steps: steps do not rise"),
@@ -221,6 +222,7 @@ def test_a_recipe_has_no_seeds_and_no_names() -> None:
         "torch": "2",
     }
     assert recipe_of({}) == {"label": ""}
+    assert recipe_of({"config": {1: {2: Path("a")}, None: 3}}) == {"label": "", "1.2": "a", "None": 3}
 
 
 def test_differences_are_a_few_lines() -> None:
