@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,11 @@ class Alarm:
     def lacking(self) -> tuple[str, ...]:
         """Return the tables that a rule which is not muted reads and the run lacks."""
         return tuple(sorted({table for name, own in self._lacking.items() if name not in self.muted for table in own}))
+
+    def read_ledger(self, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Take facts of the run's ledger before the row at which they were found: a jump of the learning rate of a
+        parameter group is named by the next alerts."""
+        self._rates.read_ledger(facts)
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """Return the alerts from the part of a row that is known before the optimizer's step; ``observe`` follows with

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,16 +62,25 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
     while True:
         begun = time.monotonic()
         going, tables, last = of_snapshots(partial(_look, after=seen), run)
+        facts = _by_step(run.ledger)
         going = going and follow
         alarm.open(tables)
         for step, metrics, tables in last[: len(last) - 1 if going else None]:  # the last row of a live run may grow
             seen = step
+            alarm.read_ledger(facts.get(step, ()))
             alerts = alarm.observe(step, metrics, tables)
             _refuse_outside(run, alarm, alarm.outside)
             yield from alerts
         if not going:
             return
         time.sleep(max(pause, REST * (time.monotonic() - begun)))
+
+
+def _by_step(facts: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for fact in facts:
+        found.setdefault(fact.get("step", -1), []).append(fact)
+    return found
 
 
 def refuse_unlike(run: Run, alarm: Alarm) -> None:

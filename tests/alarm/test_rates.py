@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
+from looped import Loop, watched
 from made import TABLES, Made, run
 
 from stabilitylab.alarm import Alarm, AlarmRule, Alert
 from stabilitylab.alarm.rates import RateJump, Rates
+from stabilitylab.alarm.reading import listen
+from stabilitylab.store import Run
 
 RULE = AlarmRule("z", {"update.z": 1.0, "grad_norm.z": 1.0}, math.log1p(12.0), "a gradient jumps")
 
@@ -83,6 +87,36 @@ def test_an_old_jump_is_not_named() -> None:
 )
 def test_no_jump(rates: list[float | None]) -> None:
     assert jump_of(rates) is None
+
+
+def test_the_ledger_names_a_jump_of_a_group() -> None:
+    def fact(
+        step: int, after: object, name: str = "optimizer 0 group 1 lr", kind: str = "setting"
+    ) -> dict[str, object]:
+        return {"step": step, "kind": kind, "name": name, "before": None, "after": after}
+
+    known = Rates()
+    known.read_ledger([fact(0, 1e-3), fact(0, 1.0, "optimizer 0 group 0 lr"), fact(7, 2.9e-3)])
+    assert known.jump(7) is None
+    known.read_ledger(
+        [fact(8, "?"), fact(8, None), fact(8, 9.0, kind="state"), fact(8, 9.0, "optimizer 0 group 1 eps")]
+    )
+    assert known.jump(8) is None
+    known.read_ledger([fact(9, 2.9e-1)])
+    assert known.jump(9) == RateJump(9, 2.9e-3, 2.9e-1)
+    early = Rates()
+    early.read_ledger([fact(0, 1e-6), fact(1, 1e-3)])  # a warm-up that starts near 0
+    assert early.jump(1) is None
+
+
+def test_a_watched_run_reads_its_ledger(tmp_path: Path) -> None:
+    """The loop gives no ``lr``; the stored run says the same."""
+    rules = [AlarmRule("update", {"update.level": 1.0}, math.log(50.0))]
+    options = {"record": "ledger", "reference": None, "probes": ["grad_norm", "update_ratio"]}
+    [alert, *_] = watched(tmp_path / "a", Loop(fast=25), steps=26, alarm=Alarm(rules), **options)
+    assert (alert.step, alert.rate_jump) == (25, RateJump(25, 1e-3, 1e5))
+    assert "The learning rate rose 1e+08-fold at step 25, from 0.001 to 1e+05." in alert.sentence
+    assert next(listen(Run.open(tmp_path / "a"), Alarm(rules))) == alert
 
 
 def test_the_part_before_the_update_and_a_resume() -> None:
