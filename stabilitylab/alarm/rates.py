@@ -27,10 +27,8 @@ class RateJump:
     @property
     def sentence(self) -> str:
         """Return the jump as a sentence: ``The learning rate rose 100-fold at step 40, from 0.001 to 0.1.``"""
-        return (
-            f"The learning rate rose {self.after / self.before:.3g}-fold at step {self.step}, from {self.before:.3g} to "
-            f"{self.after:.3g}."
-        )
+        fold = f"{self.after / self.before:.3g}-fold"
+        return f"The learning rate rose {fold} at step {self.step}, from {self.before:.3g} to {self.after:.3g}."
 
     @property
     def advice(self) -> str:
