@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,6 +175,26 @@ def test_a_run_that_goes_on_is_refused_from_the_first_row_on_that_is_too_many() 
         (step, bool(ear.outside)) for step, metrics, tables in made_rows(33) if ear.observe(step, metrics, tables) or 1
     ]
     assert outside == [(step, step > 30) for step in range(33)]
+
+
+def test_following_ends_where_the_run_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on while its reader rests."""
+    writer = RunWriter.create(tmp_path / "live", {"label": "Model", "config": {}})
+    writer.open([*TABLES])
+    rows = made_rows(8)
+    for _ in range(3):
+        writer.append(*next(rows))
+    ear = Alarm(calibrated(steps=((0, 4, 1),)))
+
+    def goes_on(seconds: float) -> None:
+        for row in rows:
+            writer.append(*row)
+
+    monkeypatch.setattr("stabilitylab.alarm.reading.time", SimpleNamespace(monotonic=time.monotonic, sleep=goes_on))
+    with pytest.raises(UsageError, match=r"was not calibrated for live \(this run is longer than the 5 rows"):
+        [*listen(Run.open(tmp_path / "live"), ear, follow=True)]
+    writer.close()
+    assert ear.rows == 6
 
 
 def test_a_calibrated_alarm_reads_whole_rows() -> None:
