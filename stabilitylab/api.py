@@ -60,7 +60,7 @@ class WatchKeywords(TypedDict, total=False):
     curvature_every: CurvatureCadence
     curvature_loss: Callable[[], torch.Tensor] | None
     curvature_batch: CurvatureBatch
-    alarm: bool | str | Alarm
+    alarm: bool | str | Path | Alarm
     on_alarm: Callable[[Alert], object] | None
     restore: bool
     record: Record
@@ -199,7 +199,7 @@ def watch(
     curvature_every: CurvatureCadence = "auto",
     curvature_loss: Callable[[], torch.Tensor] | None = None,
     curvature_batch: CurvatureBatch = "fixed",
-    alarm: bool | str | Alarm = False,
+    alarm: bool | str | Path | Alarm = False,
     on_alarm: Callable[[Alert], object] | None = None,
     restore: bool = False,
     record: Record = None,
@@ -215,10 +215,11 @@ def watch(
     :class:`stabilitylab.probes.Watcher`.
 
     ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate gets aggregates of each row too
-    (:mod:`stabilitylab.trackers`). ``alarm``: True, the name of a set of rules ("combination"), or an
-    :class:`stabilitylab.alarm.Alarm`. It checks each row for signs of a failure; its alerts go to the log, to run.json,
-    to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates). ``resume``: the result of ``.checkpoint()``;
-    the run in ``out`` goes on from there. Raises UsageError if ``out`` exists or a named probe finds no site.
+    (:mod:`stabilitylab.trackers`). ``alarm``: True, the name of a set of rules ("combination"), the file of an alarm
+    that your own healthy runs calibrated ("mine.json"), or an :class:`stabilitylab.alarm.Alarm`. It checks each row for
+    signs of a failure; its alerts go to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its
+    error rates). ``resume``: the result of ``.checkpoint()``; the run in ``out`` goes on from there. Raises UsageError
+    if ``out`` exists or a named probe finds no site.
 
     Under torchrun call it on every rank, with the model of that rank; rank 0 makes and writes ``out``.
 
@@ -253,9 +254,11 @@ def watch(
         sink = teed()
         if isinstance(run, AbsentRun) or ear is None:
             return sink
+        for line in () if ear.calibration is None else ear.calibration.other_settings(manifest):
+            log.warning("%s: alarm: %s. Healthy runs of another recipe calibrated it.", run.path, line)
         return AlarmSink(sink or run, ear, run.record, getattr(sink, "alert", None))
 
-    ear = _alarm(alarm, on_alarm)
+    ear = _alarm(alarm, on_alarm) if parallel == "off" else on_first_rank(lambda: _alarm(alarm, on_alarm))
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
@@ -300,11 +303,11 @@ def _alarm(given: object, on_alarm: Callable[[Alert], object] | None) -> Alarm |
         if on_alarm is not None:
             raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
         return given
-    if not isinstance(given, bool | str):
+    if not isinstance(given, bool | str | Path):
         raise UsageError(
-            f"alarm= takes True, the name of a set of rules, or an Alarm, not {type(given).__name__}: Alarm(rules) has "
-            "rules of yours."
+            "alarm= takes True, the name of a set of rules, the file of a calibrated alarm, or an Alarm, not "
+            f"{type(given).__name__}: Alarm(rules) has rules of yours."
         )
     if not (given or on_alarm):
         return None
-    return Alarm(given if isinstance(given, str) else None, on_alarm=on_alarm)
+    return Alarm(None if isinstance(given, bool) else given or None, on_alarm=on_alarm)

@@ -48,11 +48,13 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER, 1) for room in rooms}
 # "room.*" stands for every other module of the room, so that a new one needs no line.
 INSIDE = {
     "alarm": (
-        ("alarm.past",),
+        ("alarm.past", "alarm.recipe", "alarm.cadence", "alarm.rates"),
         ("alarm.signals",),
         ("alarm.rules",),
-        ("alarm.alarm",),
+        ("alarm.calibration",),
+        ("alarm.alarm", "alarm.healthy"),
         ("alarm.sink", "alarm.reading"),
+        ("alarm.calibrating",),
         ("alarm",),
     ),
     "bisect": (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import claims
 import diagnosed
 import draw
+import own_runs
 import publish
 import say
 import score
@@ -22,6 +23,7 @@ def main() -> None:
     claims.main()
     draw.main(test=test)
     publish.main(test)
+    own_runs.main()
     say.page_blocks.differing(say.PAGES, say.anew, write=True)
 
 

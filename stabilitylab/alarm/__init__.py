@@ -6,7 +6,23 @@ failed.
 """
 
 from .alarm import Alarm, Alert
+from .calibrating import calibrate
+from .calibration import CalibratedRule, Calibration, HealthyRun
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted
 from .signals import Reading, Signals, names
 
-__all__ = ["Alarm", "AlarmRule", "Alert", "ErrorRates", "Reading", "RuleSet", "Signals", "fitted", "names"]
+__all__ = [
+    "Alarm",
+    "AlarmRule",
+    "Alert",
+    "CalibratedRule",
+    "Calibration",
+    "ErrorRates",
+    "HealthyRun",
+    "Reading",
+    "RuleSet",
+    "Signals",
+    "calibrate",
+    "fitted",
+    "names",
+]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..errors import UsageError
 from ..schema import Cells, Table
 from ..store import Run
 from ..store.layout import METRICS
@@ -53,20 +54,53 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
     the run.
 
     The run is read every ``pause`` seconds. Each reading reads the whole run, and takes at most about a twentieth of a
-    core.
+    core. Raises UsageError for a calibrated alarm if the run is not like the calibrated runs; a run that goes on, from
+    the first such row on.
     """
+    of_snapshots(partial(refuse_unlike, alarm=alarm), run)
     seen = -1
     while True:
         begun = time.monotonic()
         going, tables, last = of_snapshots(partial(_look, after=seen), run)
+        facts = _by_step(run.ledger)
         going = going and follow
         alarm.open(tables)
         for step, metrics, tables in last[: len(last) - 1 if going else None]:  # the last row of a live run may grow
             seen = step
-            yield from alarm.observe(step, metrics, tables)
+            alarm.read_ledger(facts.get(step, ()))
+            alerts = alarm.observe(step, metrics, tables)
+            _refuse_outside(run, alarm, alarm.outside)
+            yield from alerts
         if not going:
             return
         time.sleep(max(pause, REST * (time.monotonic() - begun)))
+
+
+def _by_step(facts: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for fact in facts:
+        found.setdefault(fact.get("step", -1), []).append(fact)
+    return found
+
+
+def refuse_unlike(run: Run, alarm: Alarm) -> None:
+    """Raise UsageError if the run, as far as it is recorded, is not like the runs that calibrated the alarm."""
+    if (known := alarm.calibration) is None:
+        return
+    _refuse_outside(run, alarm, known.unlike_tables([run.table(name) for name in run.tables]))
+    steps = {name: {*run.steps(name).tolist()} for name in run.tables}
+    going = run.status.state == "running"
+    for number, step in enumerate(run.steps(METRICS).tolist()[: -1 if going else None], 1):  # the last row may grow
+        held = [name for name, own in steps.items() if step in own]
+        _refuse_outside(run, alarm, known.unlike_row(number, step, held))
+
+
+def _refuse_outside(run: Run, alarm: Alarm, reason: str) -> None:
+    if reason:
+        raise UsageError(
+            f"{alarm.name} was not calibrated for {run.name} ({reason}): calibrate with healthy runs like it, or take "
+            "the rules that come with the package."
+        )
 
 
 def _look(run: Run, after: int) -> tuple[bool, list[Table], list[Stored]]:

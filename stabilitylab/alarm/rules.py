@@ -124,7 +124,10 @@ def fitted(name: str | None = None) -> RuleSet:
     sets = told["sets"]
     name = str(name or told["default"])
     if name not in sets:
-        raise UsageError(f"no rules {name!r}; there are {' and '.join(sets)}.")
+        raise UsageError(
+            f"no rules {name!r}; there are {' and '.join(sets)}, and files of `stabilitylab alarm --calibrate`, whose "
+            "names end in .json."
+        )
     return RuleSet(tuple(map(AlarmRule.of, sets[name])), told["corpus"], name)
 
 

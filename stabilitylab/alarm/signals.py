@@ -87,6 +87,14 @@ def table_of(signal: str) -> str:
     return "grad_norm" if base == UNEVEN else next(source.table for source in SOURCES if source.name == base)
 
 
+def metric_of(signal: str) -> str:
+    """Return the metric of a signal; "" for the signal of a table."""
+    if table_of(signal):
+        return ""
+    base = signal.rsplit(".", 1)[0]
+    return next(source.column for source in SOURCES if source.name == base)
+
+
 def names() -> tuple[str, ...]:
     """Return all signals, in their order.
 

@@ -26,7 +26,7 @@ class AlarmSink:
         self, sink: Any, alarm: Alarm, record: Callable[..., object], tell: Callable[[Alert], object] | None = None
     ) -> None:
         self.alarm = alarm
-        self.incident, self.ledger = sink.incident, sink.ledger
+        self.incident = sink.incident
         self.path, self.run_id, self.record = sink.path, sink.run_id, record
         self._sink, self._record, self._tell = sink, record, tell
         self._told: list[dict[str, Any]] = []
@@ -43,6 +43,10 @@ class AlarmSink:
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
         self._sink.append(step, metrics, tables)
         self._safely(lambda: self._hear(self.alarm.observe(step, metrics, tables)))
+
+    def ledger(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        self._sink.ledger(facts)
+        self._safely(lambda: self.alarm.read_ledger(facts))
 
     def close(self) -> None:
         self._sink.close()

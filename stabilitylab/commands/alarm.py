@@ -1,19 +1,25 @@
-"""``alarm``: the alerts on a run that has ended or goes on."""
+"""``alarm``: the alerts on a run that has ended or goes on, and their calibration by healthy runs."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printable import screen
 from ._options import VERBOSE
 from .base import command
 
 if TYPE_CHECKING:
-    from ..alarm import Alarm
+    from ..alarm import Alarm, Calibration
+    from ..store import Run
+
+REFRACTORY = 50
 
 
 def silence(ear: Alarm) -> str:
@@ -24,20 +30,44 @@ def silence(ear: Alarm) -> str:
     told = f"no alarm by the {ear.name} rules in {ear.rows} rows, the first {early} of which nothing is compared with"
     if ear.lacking:
         told += f"; not recorded, and so not heard: {', '.join(ear.lacking)}"
+    if ear.calibration is not None:
+        return f"{told}. Silence is no sign of health: {ear.name} bounds false alarms, and promises no true one."
     return f"{told}. Silence is no sign of health: docs/alarm.md has how many failures each set announces."
 
 
 @command("alarm", rank=95)
 def alarm(
-    run: Annotated[Path, typer.Argument(help="Run directory, of 'probe' or of watch().", show_default=False)],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run directory, of 'probe' or of watch(); with --calibrate the healthy runs.",
+            show_default=False,
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until nobody writes to the run any more.")] = False,
     rules: Annotated[
-        str | None, typer.Option(help="conservative (the default), or combination.", metavar="NAME", show_default=False)
+        str | None,
+        typer.Option(
+            help="conservative (the default), combination (that of --calibrate), or a file that --calibrate wrote.",
+            metavar="NAME",
+            show_default=False,
+        ),
     ] = None,
     mute: Annotated[
         list[str] | None, typer.Option(help="A rule that says nothing; several times for several.", metavar="RULE")
     ] = None,
-    refractory: Annotated[int, typer.Option(min=1, help="Rows in which a rule that spoke says nothing.")] = 50,
+    refractory: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Rows in which a rule that spoke says nothing; {REFRACTORY} by default."),
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Make thresholds from healthy runs of one recipe and one length.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file of --calibrate, such as mine.json.", metavar="FILE", show_default=False),
+    ] = None,
     fail: Annotated[bool, typer.Option("--fail", help="Exit 1 if there was an alarm.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, one an alarm.")] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -47,22 +77,107 @@ def alarm(
     Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Each says its
     error rates, which hold for runs with a row of every update (--every 1); docs/alarm.md has the tables. The
     conservative rules speak of what is gross: they announced none of 97 failures. The combination announced 71 % of
-    them, at 0.8 false alarms in 1,000 healthy rows. Exit 0 whatever it says.
-    """
-    import logging
+    them, at 0.8 false alarms in 1,000 healthy rows. Exit 0 whatever it finds, unless
+    there is --fail.
 
+    With --calibrate RUN... --out mine.json your own healthy runs, of one recipe and one length, make the thresholds:
+    with k runs, at most 1 in k + 1 new healthy runs of the recipe has a false alarm. watch(alarm="mine.json") and
+    --rules mine.json use them. Exit 2 if the runs differ in length or tables, if one was not healthy, or if RUN is not
+    like the runs that calibrated --rules; exit 4 if a file cannot be read.
+    """
+    from ..errors import UsageError
+
+    logging.getLogger("stabilitylab.alarm").setLevel(logging.ERROR)  # its lines are this command's output
+    given = list(runs or ())
+    if calibrate:
+        unused = {"--follow": follow, "--mute": mute, "--refractory": refractory, "--fail": fail}
+        if wrong := [name for name, value in unused.items() if value]:
+            raise UsageError(f"{wrong[0]} reads one run, and --calibrate makes thresholds: leave one of them out.")
+        if out is None:
+            raise UsageError("--calibrate needs --out FILE, such as --out mine.json.")
+        return _calibrate(given, rules, out, as_json)
+    if out is not None:
+        raise UsageError("--out is the file of --calibrate: add --calibrate, or leave it out.")
+    if len(given) != 1:
+        raise UsageError(f"give one run, not {len(given)}; several healthy runs are for --calibrate.")
+    return _read(given[0], rules, mute or (), refractory or REFRACTORY, follow, fail, as_json)
+
+
+def _read(
+    run: Path, rules: str | None, mute: Sequence[str], refractory: int, follow: bool, fail: bool, as_json: bool
+) -> int:
+    """Print the alerts on a run."""
     from ..alarm import Alarm
     from ..alarm.reading import listen
     from ..store import Run
     from ..store.layout import plain
 
     opened = Run.open(run)
-    ear = Alarm(rules, mute=mute or (), refractory=refractory)
-    logging.getLogger("stabilitylab.alarm").setLevel(
-        logging.ERROR
-    )  # an alarm's line of the log is this command's output
+    ear = Alarm(rules, mute=mute, refractory=refractory)
+    for line in () if ear.calibration is None else ear.calibration.other_settings(opened.manifest):
+        print(f"warning: {line}. Healthy runs of another recipe calibrated the alarm.", file=sys.stderr)
     for alert in listen(opened, ear, follow=follow):
         print(json.dumps(plain(alert.as_dict())) if as_json else alert.sentence, flush=True)
     if not ear.alerts and not as_json:
         print(f"{opened.path.name}: {silence(ear)}", file=sys.stderr)
     return int(fail and bool(ear.alerts))
+
+
+def _calibrate(given: Sequence[Path], rules: str | None, out: Path, as_json: bool) -> int:
+    """Calibrate an alarm with healthy runs, write its file and print its bound."""
+    from ..alarm import calibrate
+    from ..alarm.calibrating import RULES
+    from ..alarm.calibration import refuse_file
+    from ..store import Run
+    from ..store.layout import plain
+
+    refuse_file(out)
+    opened = [Run.open(run) for run in given]
+    found = calibrate(opened, rules or RULES)
+    doubts = _doubts(opened)
+    found.save(out)
+    if as_json:
+        print(json.dumps(plain({**found.document(), "file": str(out), "doubts": doubts})))
+    else:
+        _show(found, doubts, out)
+    return 0
+
+
+def _doubts(runs: Sequence[Run]) -> list[str]:
+    """Return the warnings of ``diagnose`` about the runs, a line each. Raises UsageError for a run that failed."""
+    from ..diagnose import diagnose
+    from ..errors import UsageError
+
+    found = []
+    for run in runs:
+        diagnosis = diagnose(run)
+        events = [event for event in diagnosis.events if event.severity == diagnosis.verdict]
+        if diagnosis.verdict == "failure":
+            raise UsageError(f"{run.name} failed ({events[0].sentence.rstrip('.')}): calibrate with healthy runs.")
+        if diagnosis.verdict == "warning":
+            found.append(f"diagnose warns of {events[0].title} in {run.name} at step {events[0].step}")
+    return found
+
+
+def _show(found: Calibration, doubts: Sequence[str], out: Path) -> None:
+    from ..alarm.recipe import in_lines
+
+    console = screen(width=None if sys.stdout.isatty() else 10_000)
+    say = lambda text: console.print(text, highlight=False, markup=False)  # noqa: E731
+    say(f"{found.sentence[0].upper()}{found.sentence[1:]}.")
+    for rule in found.rules:
+        own = "" if found.left_out else f" (as it comes: {rule.own_threshold:.3g})"
+        say(f"  {rule.name}: threshold {rule.threshold:.3g}{own}")
+    for run in found.runs:
+        told = ", ".join(f"{name} {value:.3g}" for name, value in run.scores.items() if value is not None)
+        say(f"  {run.name}: largest score {told}")
+    if found.left_out:
+        lacking = ", ".join(f"{name} ({need})" for name, need in found.left_out.items())
+        say(f"Left out, since the runs do not record it: {lacking}.")
+    for line in [*in_lines(found.differing), *doubts]:
+        say(f"Warning: {line}.")
+    if doubts:
+        say("Leave a run out for what happened in it, never for its score.")
+    if found.differing:
+        say("The bound is for runs of one recipe, which differ in their seed alone.")
+    say(f'{out}: use it with watch(alarm="{out}"), or stabilitylab alarm RUN --rules {out}.')

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from looped import Loop, watched
 
 import stabilitylab as sl
 from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
@@ -24,34 +24,6 @@ RULES = (
     AlarmRule("gradient", {"grad_norm.z": 1.0}, math.log1p(15.0), "a gradient jumps"),
     AlarmRule("update", {"update.level": 1.0}, math.log(50.0), "an update is fifty times its weights"),
 )
-
-
-class Loop:
-    """A small model and its optimizer; a batch at ``bad`` is 1e4 times as bad, the rate at ``fast`` 1e5."""
-
-    def __init__(self, bad: int = -1, fast: int = -1) -> None:
-        torch.manual_seed(0)
-        self.model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.bad, self.fast = bad, fast
-
-    def run(self, w: Any, first: int, last: int) -> None:
-        for step in range(first, last):
-            random = torch.Generator().manual_seed(step)
-            x = torch.randn(4, 5, 8, generator=random)
-            loss = (self.model(x) ** 2).mean() * (1e4 if step == self.bad else 1.0)
-            loss.backward()
-            w.step(loss=loss)
-            self.optimizer.param_groups[0]["lr"] = 1e5 if step == self.fast else 1e-3
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-
-def watched(out: Path, loop: Loop, steps: int = 60, **options: Any) -> list[Alert]:
-    with sl.watch(loop.model, out=out, every=1, optimizer=loop.optimizer, **options) as w:
-        loop.run(w, 0, steps)
-    assert w.alarm is not None
-    return w.alarm.alerts
 
 
 def test_an_alarm_goes_to_the_log_the_run_and_the_caller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -67,6 +67,18 @@ def test_tables_follow_from_the_features(scripts: Any, lines: Any) -> None:
                 )
 
 
+def test_thresholds_from_own_twins_follow_from_the_features(scripts: Any, lines: Any) -> None:
+    """The illustration: each set, and the page's counts of alarms."""
+    own = scripts("own_runs")
+    found = list(own.lines(scripts("corpus").read("train")))
+    assert found == lines("own_runs")
+    page = " ".join((HERE / "README.md").read_text().split())
+    for k in ("1", "2"):
+        sets = [line for line in found if line["k"] == k]
+        alarms = sum(line["alarm"] == "1" for line in sets)
+        assert f"with k = {k}, {alarms} of {len(sets)}" in page
+
+
 def test_pages_say_what_tables_say(scripts: Any) -> None:
     say = scripts("say")
     assert say.page_blocks.differing(say.PAGES, say.anew) == []

@@ -367,11 +367,14 @@ def directory(folder: Path) -> Any:
             optimizer.zero_grad()
     again = sentence(lambda: watch(model, out=folder / "run"))
     nameless = sentence(lambda: watch(model, out=folder / "other", probes="attention_entropi"))
+    alarm = folder / f"rank-{dist.get_rank()}.json"  # read by the first rank alone, and there is none
+    fileless = sentence(lambda: watch(model, out=folder / "other", alarm=alarm))
     dist.barrier()
     run = Run.open(folder / "run")
     return {
         "again": again,
         "nameless": nameless,
+        "fileless": fileless,
         "left": sorted(path.name for path in folder.iterdir() if path.is_dir()),
         "rank": run.config["rank"],
         "status": run.status.state,

@@ -91,6 +91,7 @@ def test_rank_0_alone_makes_the_run_directory(ranks: Any) -> None:
     assert first == second
     assert "exists already" in first["again"]
     assert "attention_entrop" in first["nameless"]
+    assert "rank-0.json (No such file or directory)" in first["fileless"]
     assert first["left"] == ["run"]
     assert (first["rank"], first["status"], first["steps"]) == (0, "finished", [0, 1, 2])
 

@@ -15,7 +15,7 @@ from subjects import LR, VOCAB, batch, model, norm, sentences, token_loss, trans
 from torch import nn
 
 import stabilitylab as sl
-from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet, calibrate
 from stabilitylab.errors import UsageError
 from stabilitylab.integrations import before_clipping as seam
 from stabilitylab.integrations.transformers import StabilityCallback
@@ -266,6 +266,22 @@ def test_an_alarm_comes_with_its_place(tmp_path: Path) -> None:
     train(model(), tmp_path, callback, max_steps=22)
     assert [(alert.step, alert.place is not None) for alert in heard] == [(20, True)]
     assert sl.Run.open(tmp_path / "run").manifest["alarms"][0]["sentence"] == heard[0].sentence
+
+
+@pytest.mark.slow
+def test_the_file_of_a_calibrated_alarm_is_taken(tmp_path: Path) -> None:
+    """The run that calibrated it, again, has no alarm; one of 100 times its rate has one."""
+    probes = ["grad_norm", "update_ratio"]
+    train(model(), tmp_path, StabilityCallback(out=tmp_path / "run", every=1, probes=probes), max_steps=23)
+    rules = RuleSet((AlarmRule("update", {"update.level": 1.0}, 0.0),))
+    calibrate([tmp_path / "run"], rules).save(tmp_path / "mine.json")
+    for name, rate, bounds in (("again", LR, []), ("fast", 100 * LR, [0.5])):
+        callback = StabilityCallback(
+            out=tmp_path / name, every=1, probes=probes, alarm=str(tmp_path / "mine.json"), config={"lr": rate}
+        )
+        train(model(), tmp_path, callback, max_steps=23, learning_rate=rate)
+        told = sl.Run.open(tmp_path / name).manifest.get("alarms", [])
+        assert [alert["bound"] for alert in told] == bounds
 
 
 def test_what_only_the_trainer_knows_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import stabilitylab as sl
-from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet, calibrate
 from stabilitylab.errors import UsageError
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -171,6 +171,25 @@ def test_an_alarm_comes_with_its_place(tmp_path: Path) -> None:
     fit(model(), tmp_path, callback, max_steps=22, lines=88)
     assert [(alert.step, alert.place is not None) for alert in heard] == [(20, True)]
     assert sl.Run.open(tmp_path / "run").manifest["alarms"][0]["sentence"] == heard[0].sentence
+
+
+@pytest.mark.slow
+def test_the_file_of_a_calibrated_alarm_is_taken(tmp_path: Path) -> None:
+    """The run that calibrated it, again, has no alarm; one from weights a tenth as large, whose updates are larger in
+    relation, has one."""
+    probes = ["grad_norm", "update_ratio"]
+    fit(model(), tmp_path, StabilityCallback(out=tmp_path / "run", every=1, probes=probes), max_steps=23, lines=92)
+    rules = RuleSet((AlarmRule("update", {"update.level": 1.0}, 0.0),))
+    calibrate([tmp_path / "run"], rules).save(tmp_path / "mine.json")
+    for name, size, bounds in (("again", 1.0, []), ("small", 0.1, [0.5])):
+        subject = model()
+        with torch.no_grad():
+            for parameter in subject.parameters():
+                parameter *= size
+        callback = StabilityCallback(out=tmp_path / name, every=1, probes=probes, alarm=tmp_path / "mine.json")
+        fit(subject, tmp_path, callback, max_steps=23, lines=92)
+        told = sl.Run.open(tmp_path / name).manifest.get("alarms", [])
+        assert [alert["bound"] for alert in told] == bounds
 
 
 class TwoOptimizers(Module):
