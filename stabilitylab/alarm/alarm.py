@@ -65,9 +65,18 @@ class Alert:
     rate_jump: RateJump | None = None
 
     @property
+    def where(self) -> str:
+        """Return the place in words: ``h.2.mlp (layer 3 of h, ffn)``; "" for a number of the whole model."""
+        if (place := self.place) is None:
+            return ""
+        layer = f"layer {place.layer} of {place.stack}" if place.layer and place.stack else ""
+        inside = ", ".join(filter(None, (layer, place.sublayer)))
+        return f"{place.site} ({inside})" if place.site and inside else place.site or inside or place.stack
+
+    @property
     def sentence(self) -> str:
-        """Return the alert in one line: ``step 412, decoder layer 5 ffn: ... since step 405 (...)``."""
-        where = f" at {self.place.site or self.place.stack}" if self.place is not None else ""
+        """Return the alert in one line: what, since when, where, how sure, and what to do."""
+        where = f" at {self.where}" if self.where else ""
         jumped = "" if self.rate_jump is None else f" {self.rate_jump.sentence}"
         if self.rule == NOT_FINITE:
             return f"step {self.step}: {self.title}{where}.{jumped} {self.advice[0].upper()}{self.advice[1:]}."

@@ -15,6 +15,7 @@ from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, RuleSet, fit
 from stabilitylab.alarm.rules import compressed, title_of
 from stabilitylab.alarm.signals import Reading
 from stabilitylab.errors import UsageError
+from stabilitylab.schema import Row
 
 Z = AlarmRule("z", {"grad_norm.z": 1.0}, math.log1p(12.0), "a gradient jumps")
 LATE = AlarmRule("late", {"update.z": 1.0, "grad_norm.z": 1.0}, math.log1p(12.0))
@@ -170,3 +171,18 @@ def test_what_comes_with_the_package() -> None:
 def test_every_signal_has_words() -> None:
     assert all(title_of(name) for name in names())
     assert np.unique(names()).size == len(names())
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (Row("h.2.mlp", "h", 3, "ffn"), " at h.2.mlp (layer 3 of h, ffn) ("),
+        (Row("ln_f"), " at ln_f ("),
+        (Row("", "decoder"), " at decoder ("),
+        (Row("", "decoder", 2), " at layer 2 of decoder ("),
+        (None, "the training loss ("),
+    ],
+)
+def test_an_alert_says_where(place: Row | None, where: str) -> None:
+    alert = Alert(3, "z", "t", 1.0, 0.5, 3, "loss.z", 2.0, place, "look")
+    assert where in alert.sentence
