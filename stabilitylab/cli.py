@@ -132,8 +132,8 @@ def _root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this module first, for the archs, probes, figures, detectors, data sources and commands that "
-            f"it adds; before or behind the command, repeatable, or in {PLUGINS}.",
+            help="Import this module first, for the archs, probes, figures, detectors, signals, data sources and "
+            f"commands that it adds; before or behind the command, repeatable, or in {PLUGINS}.",
         ),
     ] = None,
 ) -> None: ...

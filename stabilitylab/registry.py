@@ -1,5 +1,5 @@
-"""One kind of registry and one rule of discovery, for archs, probes, figures, claims, detectors, data sources, sweeps
-and commands.
+"""One kind of registry and one rule of discovery, for archs, probes, figures, claims, detectors, signals, data sources,
+sweeps and commands.
 
 A registry is filled when it is first looked into: by the modules of its folder in this package, by the entry points
 that installed packages have in its group, and by the modules that ``--plugin`` or ``STABILITYLAB_PLUGINS`` name.

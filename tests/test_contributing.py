@@ -17,13 +17,14 @@ from stabilitylab.registry import PLUGINS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-RECIPES = dict(zip(("arch", "probe", "figure", "detector", "source", "command"), BLOCKS, strict=True))
+RECIPES = dict(zip(("arch", "probe", "figure", "detector", "signal", "source", "command"), BLOCKS, strict=True))
 SMALL = ("data.sentences=4", "data.held_out=6", "data.validation=40")
 IN_THE_TREE = {
     "arch": "models/archs/shrunk.py",
     "probe": "probes/library/peak_to_peak.py",
     "figure": "reports/figures/mine/figure_1.py",
     "detector": "diagnose/detectors/high_loss.py",
+    "signal": "alarm/library/calm_head.py",
     "source": "data/sources/copied.py",
     "command": "commands/count.py",
 }
@@ -32,6 +33,7 @@ GUARDS = (  # of a new file of each kind: places, names, words, tables of the pa
     *("test_tables.py", "test_readme.py", "test_papers.py", "test_labels.py", "test_experiments.py", "test_cli.py"),
     *("diagnose/test_diagnose_docs.py", "models/test_arch_facts.py", "models/test_arch_options.py"),
     *("data/test_data_sources.py", "sweep/test_sweep_table.py", "reports/test_deepnet_6.py"),
+    "alarm/test_signals.py",
 )
 FAST = ("--depth", "2", "--steps", "3", "--quiet", *(word for setting in SMALL for word in ("--set", setting)))
 
@@ -64,6 +66,7 @@ def test_the_registries_find_each(folder: Path) -> None:
         "probes": ["peak_to_peak"],
         "figures": ["mine:1"],
         "detectors": ["high_loss"],
+        "signals": ["calm_head"],
         "sources": ["copied"],
         "sweeps": ["mine:1"],
         "commands": ["count"],

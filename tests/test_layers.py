@@ -12,7 +12,7 @@ from imports import PACKAGE, circles, graph, imported, modules
 
 from stabilitylab.commands.listing import registries
 
-KINDS = ("archs", "probes", "figures", "detectors", "sources", "sweeps", "commands")
+KINDS = ("archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands")
 
 # From what stands on nothing to what stands on all; rooms of one level do not know each other.
 ORDER = (
@@ -48,8 +48,9 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER, 1) for room in rooms}
 # "room.*" stands for every other module of the room, so that a new one needs no line.
 INSIDE = {
     "alarm": (
-        ("alarm.past", "alarm.recipe", "alarm.cadence", "alarm.rates"),
-        ("alarm.signals",),
+        ("alarm.past", "alarm.recipe", "alarm.cadence", "alarm.rates", "alarm.signal"),
+        ("alarm.library.*", "alarm.signals"),
+        ("alarm.library",),
         ("alarm.rules",),
         ("alarm.calibration",),
         ("alarm.alarm", "alarm.healthy"),

@@ -66,6 +66,7 @@ def test_the_example_plugin_adds_one_of_each(dist: dict[str, Path], tmp_path: Pa
         ("figures", "example:1", "figure"),
         ("sweeps", "example:1", "figure"),
         ("detectors", "large_entry", "detector"),
+        ("signals", "entry_gap", "signal"),
         ("sources", "reversed", "source"),
         ("commands", "hello", "hello"),
     ):

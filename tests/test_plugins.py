@@ -119,7 +119,7 @@ def test_what_a_script_defines_says_its_module() -> None:
 
 def test_every_kind_has_a_room(tmp_path: Path) -> None:
     listed = json.loads(stabilitylab("list", "--json", cwd=tmp_path).stdout)
-    for kind in ("archs", "probes", "figures", "detectors", "sources", "sweeps", "commands"):
+    for kind in ("archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands"):
         assert listed["from"][kind].keys() == listed[kind].keys()
         assert set(listed["from"][kind].values()) == {"stabilitylab"}
     assert registry.failed == {}

@@ -18,7 +18,7 @@ from peers import NUMBERS, Peers
 from subjects import Student, dataset, student
 from torch import Tensor
 
-from stabilitylab.alarm.signals import Signals, names
+from stabilitylab.alarm import Signals, names
 from stabilitylab.data import Batch, Dataset
 from stabilitylab.probes import Watcher
 from stabilitylab.schema import Cells, Table

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from corpus import CorpusRun
 
-from stabilitylab.alarm.signals import LEVELS, names
+from stabilitylab.alarm import names
+from stabilitylab.alarm.signal import signal_of
 
 Group = Literal["combination", "signal", "loss", "gradient", "update", "peer", "control"]
 Score = Callable[[CorpusRun], np.ndarray]
@@ -48,7 +49,7 @@ def squeezed(name: str, values: np.ndarray) -> np.ndarray:
     if kind == "z":
         values = np.log1p(np.maximum(values, 0.0))
     elif kind == "level":
-        values = np.log(np.maximum(values, 1e-12)) * (LEVELS[name][2] if name in LEVELS else 1)
+        values = np.log(np.maximum(values, 1e-12)) * (-1 if signal_of(name).smallest else 1)
     return np.clip(values, -20.0, 20.0)
 
 

@@ -9,9 +9,11 @@ from .alarm import Alarm, Alert
 from .calibrating import calibrate
 from .calibration import CalibratedRule, Calibration, HealthyRun
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted
-from .signals import Reading, Signals, names
+from .signal import SIGNALS, Signal, names, signal
+from .signals import Reading, Signals
 
 __all__ = [
+    "SIGNALS",
     "Alarm",
     "AlarmRule",
     "Alert",
@@ -21,8 +23,10 @@ __all__ = [
     "HealthyRun",
     "Reading",
     "RuleSet",
+    "Signal",
     "Signals",
     "calibrate",
     "fitted",
     "names",
+    "signal",
 ]

@@ -15,8 +15,9 @@ from ..schema import Cells, Row, Table
 from .calibration import SUFFIX, Calibration
 from .past import LEAST
 from .rates import RateJump, Rates
-from .rules import AlarmRule, ErrorRates, RuleSet, fitted, title_of
-from .signals import Reading, Signals, table_of
+from .rules import AlarmRule, ErrorRates, RuleSet, fitted
+from .signal import signal_of
+from .signals import Reading, Signals
 
 log = logging.getLogger("stabilitylab.alarm")
 
@@ -81,8 +82,9 @@ class Alert:
         if self.rule == NOT_FINITE:
             return f"step {self.step}: {self.title}{where}.{jumped} {self.advice[0].upper()}{self.advice[1:]}."
         since = f" since step {self.since}" if self.since < self.step else ""
+        quantity = signal_of(self.signal).title
         return (
-            f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
+            f"step {self.step}: {self.title}{since}: {quantity}{where} ({self.signal} {self.value:.3g}; "
             f"score {self.score:.3g}, threshold {self.threshold:.3g}; {self._sure}).{jumped} To do: {self.advice}."
         )
 
@@ -162,7 +164,7 @@ class Alarm:
         """Declare the tables of the rows to come."""
         self._signals.open(tables)
         late = {table.name for table in tables if table.phase == "update"}
-        read = {rule.name: {table_of(signal) for signal in rule.weights} - {""} for rule in self.rules}
+        read = {rule.name: {signal_of(signal).table for signal in rule.weights} - {""} for rule in self.rules}
         self._early = [rule for rule in self.rules if not late & read[rule.name]]
         there = {table.name for table in tables}
         self._lacking = {name: tuple(sorted(own - there)) for name, own in read.items()}

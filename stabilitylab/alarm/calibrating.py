@@ -20,7 +20,8 @@ from .past import LEAST
 from .reading import rows
 from .recipe import differences, recipe_of
 from .rules import AlarmRule, RuleSet, fitted
-from .signals import Signals, metric_of, table_of
+from .signal import signal_of
+from .signals import Signals
 
 RULES = "combination"  # the rules that are calibrated by default
 
@@ -102,10 +103,11 @@ def available(
     signal or rule -> what it lacks."""
     used, left_out = [], {}
     for rule in rules:
-        needs = {signal: table_of(signal) or metric_of(signal) for signal in rule.weights}
-        lacking = {
-            signal: need for signal, need in needs.items() if need not in (tables if table_of(signal) else metrics)
-        }
+        lacking = {}
+        for reading in rule.weights:
+            signal = signal_of(reading)
+            if (signal.table or signal.column) not in (tables if signal.table else metrics):
+                lacking[reading] = signal.table or signal.column
         left_out.update(lacking)
         kept = {signal: weight for signal, weight in rule.weights.items() if signal not in lacking}
         if kept:

@@ -19,7 +19,7 @@ from ..store.layout import is_name
 from .cadence import Ranges, count, is_in, rises, step_of
 from .recipe import differences, in_lines, one_line, recipe_of
 from .rules import AlarmRule, RuleSet
-from .signals import table_of
+from .signal import signal_of
 
 FORMAT = "stabilitylab calibrated alarm"
 VERSION = 1
@@ -172,7 +172,7 @@ class Calibration(FilePart):
     @cached_property
     def _read(self) -> dict[str, RecordedTable]:
         """The tables that the rules read."""
-        read = {table_of(signal) for rule in self.rules for signal in rule.weights} - {""}
+        read = {signal_of(signal).table for rule in self.rules for signal in rule.weights} - {""}
         return {name: table for name, table in self.tables.items() if name in read}
 
     def unlike_tables(self, tables: Sequence[Table]) -> str:

@@ -15,7 +15,7 @@ from ..store import Run
 from ..store.layout import METRICS
 from ..store.reader import of_snapshots
 from .alarm import Alarm, Alert
-from .signals import READS
+from .signal import tables_read
 
 REST = 20  # the pause after a reading, in units of its duration
 
@@ -31,7 +31,8 @@ def rows(run: Run, after: int = -1) -> Iterator[Stored]:
 def _rows(run: Run, after: int) -> Iterator[Stored]:
     metrics = run.arrow(METRICS)
     data = {name: metrics[name].to_pylist() for name in metrics.column_names}
-    tables = {name: by_step(run, name) for name in run.tables if name in READS}
+    read = tables_read()
+    tables = {name: by_step(run, name) for name in run.tables if name in read}
     for number, step in enumerate(data.pop("step")):
         if step > after:
             told = {name: own[number] for name, own in data.items()}

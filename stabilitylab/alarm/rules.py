@@ -10,7 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from ..errors import UsageError
-from .signals import LEVELS, SOURCES, UNEVEN, Reading, names
+from .signal import names, signal_of
+from .signals import Reading
 
 FITTED = "fitted.json"
 BOUND = 20.0  # the largest absolute value of a compressed signal
@@ -28,7 +29,7 @@ def compressed(signal: str, value: float) -> float:
     if kind == "z":
         found = math.log1p(max(value, 0.0))
     elif kind == "level":
-        found = math.log(max(value, 1e-12)) * (LEVELS[signal][2] if signal in LEVELS else 1)
+        found = math.log(max(value, 1e-12)) * (-1 if signal_of(signal).smallest else 1)
     else:
         found = value
     return min(max(found, -BOUND), BOUND)
@@ -129,13 +130,3 @@ def fitted(name: str | None = None) -> RuleSet:
             "names end in .json."
         )
     return RuleSet(tuple(map(AlarmRule.of, sets[name])), told["corpus"], name)
-
-
-def title_of(signal: str) -> str:
-    """Return a signal's title."""
-    if signal in LEVELS:
-        return LEVELS[signal][3]
-    base = signal.rsplit(".", 1)[0]
-    if base == UNEVEN:
-        return "the unevenness of gradients over layers"
-    return next(source.title for source in SOURCES if source.name == base)

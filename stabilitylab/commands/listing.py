@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @command("list", rank=120)
 def list_(
     what: Annotated[
-        Literal["archs", "probes", "figures", "detectors", "sources", "sweeps", "commands", "presets"] | None,
+        Literal["archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands", "presets"]
+        | None,
         typer.Argument(help="Only these."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
@@ -35,7 +36,7 @@ def list_(
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures, detectors, data sources, sweeps, commands and presets, a line each.
+    """Architectures, probes, figures, detectors, signals, data sources, sweeps, commands and presets, a line each.
 
     With a name: everything that is known of that one."""
     from ..config import depth_layers  # here, since it takes its time
@@ -154,6 +155,7 @@ def runs(
 
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
     """Return archs (with their facts), probes, figures and presets (one line each), read from the registries."""
+    from ..alarm import SIGNALS
     from ..config import PRESETS, ModelConfig
     from ..data.source import SOURCES
     from ..diagnose.events import DETECTORS
@@ -166,6 +168,11 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
     def first_line(entry: Any) -> str:
         return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
 
+    def of_signal(name: str) -> str:
+        found = SIGNALS[name]
+        where = f"{found.table}.{found.column}" if found.table else f"the metric {found.column}"
+        return f"{found.title}; reads {where}, as {', '.join(found.readings)}"
+
     base = ModelConfig()
     presets = {}
     for name, sections in PRESETS.items():
@@ -176,6 +183,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
         "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
         "detectors": {kind: f"{DETECTORS[kind].title}; reads {', '.join(DETECTORS[kind].reads)}" for kind in DETECTORS},
+        "signals": {name: of_signal(name) for name in SIGNALS},
         "sources": {name: f"{SOURCES[name].form}: {first_line(SOURCES[name].load)}" for name in SOURCES},
         "sweeps": {name: first_line(SWEEPS[name].runs) for name in sorted(SWEEPS)},
         "commands": {name: first_line(COMMANDS[name].function) for name in sorted(COMMANDS)},
@@ -185,6 +193,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
 
 def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
     """Return the registries of these kinds; presets have none."""
+    from ..alarm import SIGNALS
     from ..data.source import SOURCES
     from ..diagnose.events import DETECTORS
     from ..experiments import SWEEPS
@@ -193,7 +202,7 @@ def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
     from ..reports.base import FIGURES
 
     known: dict[str, Registry[Any]] = {"archs": ARCHS, "probes": PROBES, "figures": FIGURES}
-    known |= {"detectors": DETECTORS, "sources": SOURCES, "sweeps": SWEEPS, "commands": COMMANDS}
+    known |= {"detectors": DETECTORS, "signals": SIGNALS, "sources": SOURCES, "sweeps": SWEEPS, "commands": COMMANDS}
     return {kind: known[kind] for kind in kinds if kind in known}
 
 

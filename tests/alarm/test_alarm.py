@@ -12,7 +12,8 @@ import pytest
 from made import TABLES, cells, run
 
 from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, RuleSet, fitted, names
-from stabilitylab.alarm.rules import compressed, title_of
+from stabilitylab.alarm.rules import compressed
+from stabilitylab.alarm.signal import signal_of
 from stabilitylab.alarm.signals import Reading
 from stabilitylab.errors import UsageError
 from stabilitylab.schema import Row
@@ -169,7 +170,7 @@ def test_what_comes_with_the_package() -> None:
 
 
 def test_every_signal_has_words() -> None:
-    assert all(title_of(name) for name in names())
+    assert all(signal_of(name).title for name in names())
     assert np.unique(names()).size == len(names())
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from made import GRADIENTS, TABLES, UPDATES, cells, run
 
+from stabilitylab.alarm import SIGNALS, AlarmRule, Reading, names, signal
 from stabilitylab.alarm.past import Past
-from stabilitylab.alarm.signals import KEPT, LEVELS, READS, SOURCES, Signals, names, table_of
+from stabilitylab.alarm.signal import Places, signal_of, tables_read
+from stabilitylab.alarm.signals import KEPT, Signals
 from stabilitylab.decisive import BOUND, FOUND, NOISE
+from stabilitylab.errors import UsageError
 from stabilitylab.schema import Cells, Row, Table
 
 
@@ -145,10 +148,8 @@ def test_scale_is_nothing() -> None:
 def test_names_are_what_a_row_of_all_tables_gives() -> None:
     """Every name can be told, and nothing else is."""
     columns: dict[str, list[str]] = {}
-    for source in SOURCES:
-        columns.setdefault(source.table, []).append(source.column)
-    for table, column, *_ in LEVELS.values():
-        columns[table] = [*columns.get(table, []), column]
+    for each in SIGNALS.values():
+        columns.setdefault(each.table, []).append(each.column)
     metrics = columns.pop("")
     places = (Row("e", "s", 0, "embedding"), Row("a", "s", 1), Row("b", "s", 2))
     tables = [Table(name, tuple(dict.fromkeys(own)), places) for name, own in columns.items()]
@@ -161,4 +162,28 @@ def test_names_are_what_a_row_of_all_tables_gives() -> None:
             {table.name: cells(random.uniform(1, 2, (3, len(table.columns)))) for table in tables},
         )
     assert set(told) == set(names())
-    assert {table_of(name) for name in names()} == READS | {""}
+    assert {signal_of(name).table for name in names()} == tables_read() | {""}
+
+
+def test_a_signal_of_ones_own_is_read_beside_the_others() -> None:
+    with SIGNALS.restored():
+
+        @signal("gap", column="loss", kinds=("level", "drift"), scale=np.arcsinh, smallest=True)
+        def gap(values: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:
+            """a loss less 2"""
+            return values - 2, places
+
+        assert {"gap.level", "gap.drift"} <= {*names()}
+        assert signal_of("gap.level").title == "a loss less 2"
+        told = opened().read({"loss": 5.0}, {})
+        assert told["gap.level"] == Reading(3.0, None)
+        assert AlarmRule("mine", {"gap.level": 1.0}, 0.0).score(told)[0] == pytest.approx(-math.log(3))
+    assert not {"gap.level", "gap.drift"} & {*names()}
+
+
+def test_a_signal_needs_words_and_kinds_that_there_are() -> None:
+    with pytest.raises(UsageError, match="'mine': kind 'slope' is none of z, drift, all, level"):
+        signal("mine", column="loss", kinds=("slope",))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="its function needs a docstring"):
+        signal("mine", column="loss")(lambda values, places: (values, places))
+    assert "mine" not in SIGNALS

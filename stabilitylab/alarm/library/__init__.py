@@ -1,0 +1,1 @@
+"""The signals of the alarm, by what they look at."""

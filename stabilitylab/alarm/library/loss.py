@@ -1,0 +1,13 @@
+"""The training loss."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..signal import Places, signal
+
+
+@signal("loss", column="loss", kinds=("z", "drift"), rank=10)
+def loss(values: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:
+    """the training loss"""
+    return values, places

@@ -1,0 +1,124 @@
+"""A signal: scale-free numbers of a row, each at the place where it is largest; and the registry of all signals."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from ..errors import UsageError
+from ..registry import Registry, Room
+from ..schema import Row
+
+Kind = Literal["z", "drift", "all", "level"]
+Places = Sequence[Row | None]  # None: the whole model, of a metric
+Scale = Callable[[np.ndarray], np.ndarray]
+Take = Callable[[np.ndarray, Places], tuple[np.ndarray, Places]]
+
+COMPARED: tuple[Kind, ...] = ("z", "drift", "all")
+
+
+def log(values: np.ndarray) -> np.ndarray:
+    """Return ln; NaN if a number is not positive."""
+    return np.log(values, out=np.full(values.shape, np.nan), where=values > 0)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A signal of the alarm.
+
+    - ``name``: what it is registered as. Its readings are BASE.KIND, where BASE is the name up to a point, if it has
+      one: two signals may share a base if they have no kind in common.
+    - ``table`` and ``column``: where its numbers stand; without a table ``column`` is a metric.
+    - ``take``: a function of the numbers, (places,), and their places, to those that count, with their places.
+    - ``kinds``: "z" (largest deviation from the past of its place), "drift" (largest mean of the last rows less that
+      past), "all" (mean drift over places), "level" (the largest number itself, if it is decisive).
+    - ``scale``: a function that makes differences scale-free, before z, drift and all.
+    - ``smallest``: True if the smallest level counts, and not the largest.
+    - ``title``: the quantity in words, the docstring of ``take``.
+    """
+
+    name: str
+    table: str
+    column: str
+    take: Take
+    kinds: tuple[Kind, ...]
+    scale: Scale
+    smallest: bool
+    rank: int
+    title: str
+
+    @property
+    def base(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Return the names of what it reads: ``("loss.z", "loss.drift")``."""
+        return tuple(f"{self.base}.{kind}" for kind in self.kinds)
+
+    @property
+    def is_compared(self) -> bool:
+        """True if its places have a past."""
+        return bool({*self.kinds} & {*COMPARED})
+
+
+SIGNALS: Registry[Signal] = Registry("signal", Room("stabilitylab.alarm.library", "stabilitylab.signals"))
+
+
+def signal(
+    name: str,
+    *,
+    column: str,
+    table: str = "",
+    kinds: Sequence[Kind] = COMPARED,
+    scale: Scale = log,
+    smallest: bool = False,
+    rank: int = 1000,
+) -> Callable[[Take], Take]:
+    """Register the decorated function as a signal; the arguments are those of :class:`Signal`.
+
+    The function takes the numbers of a row, (places,), and their places, and returns those that count. Its docstring
+    is the quantity in words, as alerts say it: "the training loss". ``rank``: its place in lists. Raises UsageError for
+    a kind that is none, or a function without a docstring.
+    """
+    if unknown := [kind for kind in kinds if kind not in (*COMPARED, "level")]:
+        raise UsageError(f"signal {name!r}: kind {unknown[0]!r} is none of z, drift, all, level.")
+
+    def decorate(take: Take) -> Take:
+        title = (inspect.getdoc(take) or "").partition("\n\n")[0].replace("\n", " ").rstrip(".")
+        if not title:
+            raise UsageError(f"signal {name!r}: its function needs a docstring, the quantity in words.")
+        entry = Signal(name, table, column, take, tuple(kinds), scale, smallest, rank, title)
+        SIGNALS.register(name, module=take.__module__)(entry)
+        return take
+
+    return decorate
+
+
+def signals() -> tuple[Signal, ...]:
+    """Return all signals, in the order of lists."""
+    return tuple(sorted(SIGNALS.values(), key=lambda each: (each.rank, each.name)))
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all readings, in their order."""
+    return tuple(name for each in signals() for name in each.readings)
+
+
+@cache
+def signal_of(reading: str) -> Signal:
+    """Return the signal of a reading: that of ``"loss.z"``. Raises UsageError for an unknown one."""
+    found = next((each for each in signals() if reading in each.readings), None)
+    if found is None:
+        raise UsageError(f"no signal {reading!r}; there are {', '.join(names())}.")
+    return found
+
+
+def tables_read() -> frozenset[str]:
+    """Return the tables that signals read."""
+    return frozenset(each.table for each in signals()) - {""}
