@@ -136,6 +136,9 @@ class Watcher:
             FirstRow(training, checks),
             *_recording(options.record),
         ]
+        for each in listed:
+            if isinstance(each, UpdateLedger):
+                each.training = training
         self._instruments = Instruments(listed, watched)
         watched.await_layout()
         self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing

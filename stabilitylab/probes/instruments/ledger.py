@@ -19,10 +19,12 @@ from ..places.naming import ParameterPlaces, named
 from ..state import Digester, numbers_of
 from ..state.bits import version
 from .instrument import Instrument
+from .training_pass import TrainingRows
 
 MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
 ZEROS = 0.1  # a share of zeros that differs by so much is a fact: moments of rare embeddings come and go
 ABSENT = "absent"
+FORWARDS = "forwards of an update"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class LedgerFact:
 
     ``kind``: "setting" (of a parameter group), "state" (of the optimizer: step counts, entries, share of zeros), "flag"
     (``training`` of a module, ``requires_grad`` or ``dtype`` of a parameter), "attribute" (a number of a module),
-    "write" (a parameter or a moment was written between two updates). ``before`` is None for the first value of a run.
+    "write" (a parameter or a moment was written between two updates), "loop" (forward passes of an update, known in
+    probed rows). ``before`` is None for the first value of a run.
     """
 
     step: int
@@ -63,6 +66,7 @@ class UpdateLedger(Instrument):
             raise UsageError(f"digests = {digests!r} must be a number of updates, 0 for no digests.")
         self.digests = digests
         self.heard: list[Callable[[LedgerFact], object]] = []
+        self.training: TrainingRows | None = None  # of the watcher, which counts forwards in probed rows
         self._known: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._facts: list[LedgerFact] = []
@@ -93,6 +97,9 @@ class UpdateLedger(Instrument):
         self._step = row.step
         self._stepped = set()
         self._flags()
+        passes = self.training and self.training.passes
+        if passes is not None and passes.attached and passes.forwards:
+            self._note(row.step, "loop", FORWARDS, passes.forwards)
 
     def after_step(self, number: int) -> None:
         self._stepped.add(number)
@@ -187,6 +194,8 @@ class UpdateLedger(Instrument):
         else:
             for name in sorted(self._written):
                 self._add(LedgerFact(self._step, "write", name, None, "written, bits not compared"))
+            if self._written.difference(self._parameters()):
+                self._share_zeros()
 
     def _compare(self, step: int, names: list[str], digests: Tensor) -> None:
         for name, before, after in zip(names, *digests.tolist(), strict=True):
@@ -231,7 +240,7 @@ class UpdateLedger(Instrument):
         training = [module.training for _, module in self._modules]
         whole = bool(training and training[0])
         for (path, _), flag in zip(self._modules, training, strict=True):
-            self._flag(f"training of {path or 'the model'}", flag, usual=whole)
+            self._flag(f"training of {path or 'the model'}", flag, usual=whole if path else True)
         for name, parameter in self._parameters().items():
             self._flag(f"requires_grad of {name}", parameter.requires_grad, usual=True)
             self._flag(f"dtype of {name}", str(parameter.dtype), usual=None)
@@ -267,7 +276,7 @@ class UpdateLedger(Instrument):
 
     def _add(self, fact: LedgerFact, heard: bool = True) -> None:
         self._facts.append(fact)
-        for listener in self.heard if heard else ():
+        for listener in self.heard if heard and fact.kind != "loop" else ():
             listener(fact)
 
     def _store(self) -> None:
