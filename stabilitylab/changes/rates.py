@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from .change import LEDGER, Change
@@ -127,10 +128,10 @@ def _at(course: Sequence[tuple[int, float]], step: int) -> float:
 
 def _is_planned(steps: Sequence[int]) -> bool:
     """Return True for at least two restarts, at even intervals or at ones that grow by a constant whole factor."""
-    gaps = [later - earlier for earlier, later in zip(steps, steps[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
     if len(gaps) < 2:
         return False
-    factors = [later / earlier for earlier, later in zip(gaps, gaps[1:], strict=False)]
+    factors = [later / earlier for earlier, later in pairwise(gaps)]
     return all(math.isclose(factor, max(1, round(factors[0])), rel_tol=0.02) for factor in factors)
 
 

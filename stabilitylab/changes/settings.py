@@ -15,7 +15,7 @@ CYCLED = ("betas", "momentum")  # settings that a scheduler of the rate moves to
 
 
 def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[Change]:
-    """Yield the changes of settings. ``scheduled``: the loop declares a scheduler, which moves the rate and momentum."""
+    """Yield changes of settings. ``scheduled``: the loop declares a scheduler, which moves the rate and momentum."""
     changes: dict[str, dict[int, tuple[Any, Any]]] = defaultdict(dict)
     first: dict[str, tuple[int, Any]] = {}
     for fact in facts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..store.reader import of_snapshots
 from .announced import announced
 from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
+from .consequence import weighed
 from .events import DETECTORS, Event, as_sentence
 from .evidence import Evidence
 from .headroom import headroom
@@ -201,7 +202,7 @@ def _diagnosed(run: Run) -> Diagnosis:
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
     open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else _unjudged(evidence, checked)
     flat = any(event.kind == "plateau" for event in events)
-    found = ordered(_weighed(events, learns="plateau" in checked and not open_ and not flat))
+    found = ordered(weighed(events, evidence, learns="plateau" in checked and not open_ and not flat))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
@@ -225,11 +226,3 @@ def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
         return f"no training loss was recorded ({DETECTORS['loss_spike'].reads['loss']})"
     rows, least = len(loss.steps), max(detector.least_rows for detector in missing)
     return f"its loss has {rows} row{'s' * (rows > 1)}, and the checks need {least}"
-
-
-def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
-    """Turn the findings of mild detectors into notes if the run ``learns`` and no event is a failure."""
-    if not learns or any(event.severity == "failure" for event in events):
-        return list(events)
-    mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
-    return [replace(event, severity="note") if event.kind in mild else event for event in events]

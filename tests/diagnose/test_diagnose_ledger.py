@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def doubled(model: Copier, optimizer: torch.optim.Optimizer) -> None:
 
 def swapped(model: Copier, optimizer: torch.optim.Optimizer) -> None:
     with torch.no_grad():
-        a, b = model.layers[0].linear1.weight, model.layers[1].linear1.weight
+        a, b = (model.get_parameter(f"layers.{number}.linear1.weight") for number in (0, 1))
         kept = a.clone()
         a.copy_(b)
         b.copy_(kept)
@@ -106,7 +107,7 @@ class Restored:
             "eval_mode", "eval mode while training", "the model was in eval mode from step 33 on",
         ),
         (
-            at(lambda model, optimizer: model.layers[0].attn.eval()),
+            at(lambda model, optimizer: model.get_submodule("layers.0.attn").eval()),
             "eval_mode", "eval mode while training", "2 modules were in eval mode from step 33 on: layers.0.attn",
         ),
     ],
@@ -118,9 +119,12 @@ def test_a_change_of_the_loop_is_named_with_its_step(
     event = only(diagnosis, kind)
     assert (event.step, event.after, event.title) == (AT, AT - 1, title)
     assert told in event.evidence, event.evidence
-    assert event.severity == "warning", event.consequence
-    assert diagnosis.cause.first is not None
-    assert diagnosis.cause.first.kind == kind, "the change comes before what it does"
+    # these loops heal: what happens once is a note then, and a condition that stands is a warning
+    assert event.severity == ("warning" if event.stands else "note"), event.consequence
+    assert event.stands == (kind not in ("optimizer_state", "foreign_write"))
+    if event.stands:
+        assert diagnosis.cause.first is not None
+        assert diagnosis.cause.first.kind == kind, "the change comes before what it does"
     assert kinds(diagnosis) & CHANGES == {kind}, "and no other change of the loop is named"
 
 
@@ -183,7 +187,7 @@ def evaluated(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
 def frozen_from_the_start(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
     if t == 0:
         model.embedding.requires_grad_(False)
-        model.layers[0].attn.eval()
+        model.get_submodule("layers.0.attn").eval()
 
 
 @pytest.mark.parametrize(
@@ -224,11 +228,8 @@ def test_without_a_ledger_changes_are_listed_as_not_checked(tmp_path: Path) -> N
 def rates(values: list[float]) -> list[Change]:
     """The changes of a group with these rates, as a ledger has them."""
     name = {"kind": "setting", "name": "optimizer 0 group 0 lr"}
-    facts = [{"step": 0, **name, "before": None, "after": values[0]}]
-    for step in range(1, len(values)):
-        if values[step] != values[step - 1]:
-            facts.append({"step": step, **name, "before": values[step - 1], "after": values[step]})
-    return changes_of(facts)
+    steps = [{"step": t, **name, "before": a, "after": b} for t, (a, b) in enumerate(pairwise([None, *values]))]
+    return changes_of([fact for fact in steps if fact["before"] != fact["after"]])
 
 
 def restarted(values: list[float]) -> list[tuple[int, bool]]:

@@ -11,7 +11,7 @@ from ...errors import listed
 from ..events import Event, Severity, detector
 from ..evidence import Evidence, Grid
 from ..order import describe, gathered
-from ..series import LEAST_PAST, first_above, lasting, past_largest, times, until, usual_before
+from ..series import LEAST_PAST, at_the_end, first_above, lasting, past_largest, times, until, usual_before
 
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
 # is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
@@ -133,7 +133,8 @@ def _vanished(
         grid.phase,
         text,
         after=grid.before(row),
-        until=until(np.logical_or.reduce(weak, axis=1), row, grid.steps),
+        until=(end := until(np.logical_or.reduce(weak, axis=1), row, grid.steps)),
+        stands=end is None,
         place=grid.rows[weakest if down else top],
         places=int(kept.sum()) if down else 1,
         probe=grid.name,
@@ -209,6 +210,7 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         places=places,
         probe=grid.name,
         strength=factor / EXPLODED,
+        stands=at_the_end(grid.values[:, place], row) > EXPLODED * median,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
     )
 
@@ -294,6 +296,7 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
             severity=severity,
             after=grid.before(row),
             until=end,
+            stands=not passing,
             place=grid.rows[places[0]],
             places=len(places),
             probe=grid.name,

@@ -11,7 +11,7 @@ from ..changed import ALWAYS, SETTING, change_events
 from ..events import LEDGER, Event, detector
 from ..evidence import Evidence, Grid
 from ..order import describe
-from ..series import LEAST_PAST, first_above, past_largest, times, usual_before
+from ..series import LEAST_PAST, at_the_end, first_above, past_largest, times, usual_before
 
 # The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
 LR_JUMP = 3.0  # learning rate over its maximum so far
@@ -125,6 +125,7 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
         places=places,
         probe=grid.name,
         strength=factor / UPDATE_JUMP,
+        stands=at_the_end(grid.values[:, place], row) > UPDATE_JUMP * size / factor,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
     )
 
@@ -164,6 +165,7 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     places = np.flatnonzero(far[row])
     place = int(places[np.argmax(factor[row, places])])
     now, then = float(size[row, place]), float(size[row - 1, place])
+    last = at_the_end(size[:, place], row)
     how = f"{now / then:.3g} times" if now else "exactly 0, after"
     yield Event(
         "weight_jump",
@@ -178,5 +180,6 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
         places=len(places),
         probe="update_ratio",
         strength=float(min(factor[row, place], 1e9)) / WEIGHT_JUMP,
+        stands=last > WEIGHT_JUMP * then or last < then / WEIGHT_JUMP,
         numbers={"rms_before": then, "rms": now},
     )
