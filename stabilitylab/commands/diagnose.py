@@ -54,9 +54,10 @@ def _show(found: Diagnosis) -> None:
         until = "" if event.until is None else f" to {event.until}"
         weighed = event.severity != "note" and event.strength is not None
         strength = f" ({event.strength:.3g}x its threshold)" if weighed else ""
+        why = f": {event.consequence}" if event.consequence else ""
         head = Text.assemble(
             f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
-            (event.severity, state_style(event.severity)), strength,
+            (event.severity, state_style(event.severity)), strength, why,
         )  # fmt: skip
         console.print(head)
         if event.sentence not in found.paragraph:  # else the paragraph says it already

@@ -21,6 +21,7 @@ from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
 
 HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
+UNKNOWN = "Cause unknown: `stabilitylab explain` can test it, if the run has `watch(record=sl.Recorder(loss_fn))`."
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
@@ -100,6 +101,8 @@ class Diagnosis:
             words.append(f"Order of events: {sentence(self.cause)}.")
         if self.layers:
             words.append(f"Places: {listed(self.layers, 4)}.")
+        if self.unknown:
+            words.append(self.unknown)
         if self.remedies:
             words.append(f"What to do: {' '.join(self.remedies)}")
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
@@ -108,8 +111,15 @@ class Diagnosis:
 
     @property
     def remedies(self) -> list[str]:
-        """The advice for the events that came first, a sentence or two each; of outcomes alone there is none."""
-        return list(dict.fromkeys(event.remedy for event in self.cause.together if event.role != "outcome"))
+        """The advice for the events that came first, a sentence or two each."""
+        return list(dict.fromkeys(event.remedy for event in self.cause.together))
+
+    @property
+    def unknown(self) -> str:
+        """A sentence if something is wrong and none of the events that came first names a cause; else ""."""
+        if self.cause.first is None or any(event.names_cause for event in self.cause.together):
+            return ""
+        return UNKNOWN
 
     def _last_words(self) -> list[str]:
         room = as_sentence(self.headroom) if self.headroom else ""
@@ -127,6 +137,7 @@ class Diagnosis:
             "paragraph": self.paragraph,
             "chain": [event.kind for event in self.cause.chain],
             "first": [event.kind for event in self.cause.together],
+            "cause": "unknown" if self.unknown else [event.kind for event in self.cause.together if event.names_cause],
             "undecided": undecided(self.cause),
             "remedies": self.remedies,
             "layers": self.layers,

@@ -62,6 +62,11 @@ class Event:
         return DETECTORS[self.kind].role if self.kind in DETECTORS else "mechanism"
 
     @property
+    def names_cause(self) -> bool:
+        """True if its kind says what was done or is set wrong, and not merely what was seen."""
+        return self.kind in DETECTORS and DETECTORS[self.kind].names_cause
+
+    @property
     def moment(self) -> tuple[int, int]:
         """Step and rank of the phase. Within a row, later moments depend on earlier moments."""
         return self.step, rank(self.phase)

@@ -48,7 +48,9 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
     mild=True,
     rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
-    remedy="Use an architecture or an initialisation for this depth (DeepNorm, BranchNorm, Admin, Pre-LN).",
+    remedy=(
+        "Use an architecture or an initialisation for this depth: `--arch deepnorm`, `branchnorm`, `admin` or `preln`."
+    ),
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
     """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
@@ -176,7 +178,7 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
         "`grad_norm_total`, `grad_norm` by layer: > `EXPLODED` x the largest of the rows before, at least "
         "`EXPLODED_SHARE` of the model's largest; or growth downwards, as for vanishing"
     ),
-    remedy="Clip the gradients, and look at the layer that is named.",
+    remedy="Clip gradients with `clip_grad_norm_`, lower `lr`, and look at the layer that is named.",
 )
 def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
     """The total gradient norm, or a layer's, against its own past."""
@@ -223,7 +225,10 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         "`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update; a note where nothing was to be "
         "trained from the start (`places_untrained` in `run.json`)"
     ),
-    remedy="Check that the layer is not frozen, that the forward pass uses it, and that the optimizer has it.",
+    remedy=(
+        "Check that `requires_grad` of the layer is True, that the forward pass uses it, and that the optimizer has it."
+    ),
+    names_cause=True,
 )
 def dead_layer(evidence: Evidence) -> Iterator[Event]:
     """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""

@@ -138,7 +138,8 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     explains=("update_jump", "ln_growth"),
     least_rows=LEAST_PAST + 1,
     rule=("rms of the weights, `update_ratio.rms / value`: x or / more than `WEIGHT_JUMP` between neighbouring rows"),
-    remedy="Find what wrote into the weights: a checkpoint, an initialisation, surgery.",
+    remedy="Find what wrote into the weights: a checkpoint (`load_state_dict`), an initialisation, surgery.",
+    names_cause=True,
 )
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
     """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.

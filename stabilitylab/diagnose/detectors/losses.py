@@ -48,7 +48,9 @@ _MOST_SPIKES = 20  # one event each; more are a noisy loss
     reads={"loss": RECORD},
     least_rows=LEAST_ROWS,
     rule="`nll`, else `loss`: > `SPIKE_SD` robust standard deviations over the level, and over both floors",
-    remedy="Look at the update before the spike, and at the batch of its step.",
+    remedy=(
+        "Look at the batch of its step and at the update before it; lower `lr` or clip gradients if spikes come again."
+    ),
 )
 def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
@@ -102,7 +104,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
         "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
     ),
-    remedy="Look at the first event of the chain.",
+    remedy="Lower `lr` or add warm-up steps, and look at the first event of the chain.",
 )
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
@@ -157,7 +159,7 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
         "note, which leaves it open, where it stands still near its start, and below 50 updates: "
         "`PLATEAU_GAIN`, `PLATEAU_RELAPSE`"
     ),
-    remedy="Look at the first event of the chain.",
+    remedy="Try `lr` ten times lower and, if the loss fell at no rate, ten times higher; check the labels.",
 )
 def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
