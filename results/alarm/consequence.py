@@ -86,7 +86,9 @@ def weighed_again(run: Mapping[str, str], columns: Mapping[str, np.ndarray], unk
     seen = Seen(np.asarray(columns["nll"], float))
     events = []
     for kind, step, severity, strength in json.loads(run["diagnosis"])["events"]:
-        own = Event(kind, kind, int(step), PHASES[kind], "", severity, int(step) - 1 if step else None, strength=strength)
+        own = Event(
+            kind, kind, int(step), PHASES[kind], "", severity, int(step) - 1 if step else None, strength=strength
+        )
         known = stands(kind, int(step), columns, seen)
         events.append(replace(own, stands=unknown if known is None else known))
     return ordered(weighed(events, cast(Evidence, seen), learns=False))

@@ -119,7 +119,11 @@ def test_consequences_follow_from_the_features_and_before_the_rule_they_are_what
     runs = [run for run in corpus.lines(HERE) if run["half"] == "train"]
     told = [line for line in lines("consequence") if line["half"] == "train"]
     assert list(own.scored("train", runs, corpus.read("train"))) == told
-    before = {line["measure"]: line["share"] for line in lines("consequence") if (line["half"], line["rule"]) == ("test", "before")}
+    before = {
+        line["measure"]: line["share"]
+        for line in lines("consequence")
+        if (line["half"], line["rule"]) == ("test", "before")
+    }
     judged = {line["measure"]: line["share"] for line in lines("judged") if line["half"] == "test"}
     assert {name: share for name, share in before.items() if name in judged} == {
         name: judged[name] for name in before if name in judged

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...changes import Change
+from ...changes import Change, Kind
 from ..changed import ALWAYS, BETWEEN, SETTING, change_events
 from ..events import LEDGER, Event, detector
 from ..evidence import Evidence
 
 READS = {LEDGER: ALWAYS}
+STATE: tuple[Kind, ...] = ("reset", "replaced", "write")
 
 
 @detector(
@@ -66,8 +67,7 @@ def optimizer_state(evidence: Evidence) -> Iterator[Event]:
     def is_state(change: Change) -> bool:
         return change.kind != "write" or change.of_moments
 
-    title, whose = "optimizer state replaced", ("reset", "replaced", "write")
-    yield from change_events(evidence, "optimizer_state", title, SETTING, whose, is_state)
+    yield from change_events(evidence, "optimizer_state", "optimizer state replaced", SETTING, STATE, is_state)
 
 
 @detector(
