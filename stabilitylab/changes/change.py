@@ -29,7 +29,7 @@ LEDGER = "the ledger of updates"
 
 
 @dataclass(frozen=True)
-class Change:
+class LoopChange:
     """A fact of the ledger that means something.
 
     - ``step``: the update that first had it; ``until``: the update at which it was undone, None if it was not.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .change import Change, Fact
+from .change import Fact, LoopChange
 from .flags import accumulation_changes, attribute_changes, flag_changes
 from .settings import setting_changes
 from .state import counted_writes, replaced_changes, reset_changes, write_changes
 
 
-def changes_of(facts: Sequence[Fact], parameters: int = 0, scheduled: bool = False) -> list[Change]:
+def changes_of(facts: Sequence[Fact], parameters: int = 0, scheduled: bool = False) -> list[LoopChange]:
     """Return the changes that the facts of a ledger show, kind by kind.
 
     ``parameters``: the number of the model's parameters, which says if a place is the whole model; 0 if not known.

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import listed
-from .change import Change, Fact, counted, is_first, place_of
+from .change import Fact, LoopChange, counted, is_first, place_of
 
 FEW = 2  # a number of a module that changes more often is a schedule, or a counter
 FORWARDS = "forwards of an update"
 
 
-def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
+def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
     """Yield changes of flags; ``parameters``: how many the model has, 0 if that is not known."""
     flags: dict[str, list[Fact]] = defaultdict(list)
     for fact in facts:
@@ -24,7 +24,7 @@ def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
     ))  # fmt: skip
     for step, names in frozen.items():
         told = listed(names)
-        yield Change(
+        yield LoopChange(
             "frozen",
             place_of(names, parameters),
             step,
@@ -36,12 +36,12 @@ def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
     for step, names in thawed.items():
         told = f"{counted(names, 'parameter')} began to require gradients at step {step}: {listed(names)}"
         advice = "Do nothing if layers are meant to be unfrozen here; else call `requires_grad_(False)` on them."
-        yield Change("thawed", place_of(names, parameters), step, told, remedy=advice, accused=False)
+        yield LoopChange("thawed", place_of(names, parameters), step, told, remedy=advice, accused=False)
     for step, names in silent.items():
         whole = "the model" in names
         were = "was" if whole or len(names) == 1 else "were"
         said = f"{'the model' if whole else counted(names, 'module')} {were} in eval mode from step {step} on"
-        yield Change(
+        yield LoopChange(
             "mode",
             "the model" if whole else place_of(names, 0),
             step,
@@ -53,7 +53,7 @@ def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
     yield from _from_the_start(facts)
     for step, names in typed.items():
         before, after = next((f["before"], f["after"]) for f in flags[f"dtype of {names[0]}"] if f["step"] == step)
-        yield Change(
+        yield LoopChange(
             "dtype",
             place_of(names, parameters),
             step,
@@ -64,32 +64,34 @@ def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
         )
 
 
-def _from_the_start(facts: Sequence[Fact]) -> Iterator[Change]:
+def _from_the_start(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield the eval mode of a model whose first recorded update had it already."""
     for fact in facts:
         if fact["name"] == "training of the model" and is_first(fact) and fact["after"] is False:
             said = f"the model is in eval mode at its first recorded update, step {fact['step']}: it has no dropout"
             advice = "Call `model.train()` before the loop, unless you leave dropout out on purpose."
-            yield Change("mode", "the model", fact["step"], said, remedy=advice, accused=False, from_start=True)
+            yield LoopChange("mode", "the model", fact["step"], said, remedy=advice, accused=False, from_start=True)
 
 
-def attribute_changes(facts: Sequence[Fact]) -> Iterator[Change]:
+def attribute_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield changes of numbers of modules, each a note."""
     for fact in facts:
         if fact["kind"] == "attribute" and not is_first(fact):
             said = f"{fact['name']} changed from {fact['before']} to {fact['after']} at step {fact['step']}"
             often = sum(f["kind"] == "attribute" and f["name"] == fact["name"] for f in facts) > FEW
             advice = f"Look for what sets `{fact['name']}` during training."
-            yield Change("attribute", fact["name"], fact["step"], said, remedy=advice, accused=False, is_rare=not often)
+            yield LoopChange(
+                "attribute", fact["name"], fact["step"], said, remedy=advice, accused=False, is_rare=not often
+            )
 
 
-def accumulation_changes(facts: Sequence[Fact]) -> Iterator[Change]:
+def accumulation_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield changes of the number of forward passes that make an update: micro-batches, where each has one."""
     found = [fact for fact in facts if fact["kind"] == "loop" and fact["name"] == FORWARDS and not is_first(fact)]
     for fact in found:
         step, before, after = fact["step"], fact["before"], fact["after"]
         later = (f["step"] for f in found if f["step"] > step and f["after"] == before)
-        yield Change(
+        yield LoopChange(
             "accumulation",
             "the loop",
             step,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from .change import LEDGER, Change
+from .change import LEDGER, LoopChange
 
 JUMP = 1.5  # a rate that changes by this factor in one update jumps, unless a ramp or a schedule goes on
 RAMP = 1 / 3  # a ramp goes on where a neighbouring update changes the rate the same way, by at least this share
@@ -20,7 +20,7 @@ ALIKE = 0.10  # two courses are alike within this share: the ledger stores gradu
 Pairs = Mapping[int, tuple[Any, Any]]  # step -> rate of the update before, and of this one
 
 
-def rate_changes(group: str, found: Pairs) -> Iterator[Change]:
+def rate_changes(group: str, found: Pairs) -> Iterator[LoopChange]:
     """Yield the jumps of a group's rate. A fall, and a return to a former rate, are what schedules by hand and restarts
     do: they are not accused."""
     for step, (before, after) in found.items():
@@ -28,7 +28,7 @@ def rate_changes(group: str, found: Pairs) -> Iterator[Change]:
             continue
         factor = after / before if before else math.inf
         highest = is_highest(found, step)
-        yield Change(
+        yield LoopChange(
             "rate" if highest else "return" if abs(after) > abs(before) else "fall",
             group,
             step,
@@ -69,14 +69,14 @@ def is_highest(found: Pairs, step: int) -> bool:
     return not math.isfinite(after) or abs(after) >= JUMP * max([abs(before), *_known(found, step)])
 
 
-def restarts(group: str, first: tuple[int, float] | None, found: Pairs) -> Iterator[Change]:
+def restarts(group: str, first: tuple[int, float] | None, found: Pairs) -> Iterator[LoopChange]:
     """Yield the steps at which a schedule began again: the rate jumps to a former value and goes the way that it went
     from there, or jumps back to its first value. Restarts at even intervals, or at ones that grow by a constant factor,
     are a schedule with warm restarts, and not accused. ``first``: step and value of the first recorded rate."""
     if first is None:
         return
     course = [first, *((step, float(after)) for step, (_, after) in sorted(found.items()) if _is_number(after))]
-    restarted: list[Change] = []
+    restarted: list[LoopChange] = []
     for step in sorted(found):
         before, after = found[step]
         if not (_is_number(before) and _is_number(after)) or not jumps(found, step) or is_highest(found, step):
@@ -87,7 +87,7 @@ def restarts(group: str, first: tuple[int, float] | None, found: Pairs) -> Itera
         if since is None or not (again or to_first):
             continue
         restarted.append(
-            Change(
+            LoopChange(
                 "restart",
                 group,
                 step,

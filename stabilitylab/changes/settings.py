@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .change import Change, Fact, group_and_key, is_first
+from .change import Fact, LoopChange, group_and_key, is_first
 from .rates import Pairs, rate_changes, restarts
 
 OFTEN = 3  # a setting that changes in so many updates on end is a schedule
@@ -14,7 +14,7 @@ SHAPE = ("foreach", "fused", "capturable", "differentiable", "initial_lr")  # se
 CYCLED = ("betas", "momentum")  # settings that a scheduler of the rate moves too
 
 
-def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[Change]:
+def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[LoopChange]:
     """Yield changes of settings. ``scheduled``: the loop declares a scheduler, which moves the rate and momentum."""
     changes: dict[str, dict[int, tuple[Any, Any]]] = defaultdict(dict)
     first: dict[str, tuple[int, Any]] = {}
@@ -35,7 +35,7 @@ def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[Change]:
             continue
         for step, (before, after) in found.items():
             if not (scheduled and key in CYCLED) and not _goes_on(found, step):
-                yield Change(
+                yield LoopChange(
                     "setting",
                     name,
                     step,

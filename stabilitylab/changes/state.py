@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import listed
-from .change import LEDGER, Change, Fact, counted, is_first, place_of
+from .change import LEDGER, Fact, LoopChange, counted, is_first, place_of
 
 EMPTY, FILLED = 0.9, 0.5  # moments are set to zero if their share of zeros goes from below FILLED to above EMPTY
 FEW = 2  # weights that are written more often are written as a matter of course, as by averaged weights
 WARM = "and warm `lr` up again"
 
 
-def reset_changes(facts: Sequence[Fact]) -> Iterator[Change]:
+def reset_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield states that were dropped, set back to an earlier step, or set to zero."""
     kept = f"Keep the optimizer, or restore its state with `optimizer.load_state_dict` at a restart, {WARM}."
     for fact in facts:
@@ -24,23 +24,23 @@ def reset_changes(facts: Sequence[Fact]) -> Iterator[Change]:
         if name.endswith("parameters with state") and not is_first(fact) and after < before:
             group = name.removesuffix(" parameters with state")
             said = f"the state of {group} was dropped at step {step}: {before - after} of {before} parameters lost it"
-            yield Change("reset", group, step, said, remedy=kept, title="optimizer state dropped")
+            yield LoopChange("reset", group, step, said, remedy=kept, title="optimizer state dropped")
         elif name.endswith("updates without a step") and not is_first(fact) and after > before + 1:
             group = name.removesuffix(" updates without a step")
             if not _dropped(facts, group, step):
                 said = f"the step count of {group} was set back by {after - before} at step {step}"
                 advice = f"Load the optimizer's state of the step that the weights are of, {WARM}."
-                yield Change("reset", group, step, said, remedy=advice, title="optimizer state of an earlier step")
+                yield LoopChange("reset", group, step, said, remedy=advice, title="optimizer state of an earlier step")
         elif " share of zeros in " in name and after > EMPTY and _was_filled(facts, fact):
             group, _, moment = name.partition(" share of zeros in ")
             said = f"{moment} of {group} was set to zero before step {step}"
             share = f"share of zeros {before:.0%}, then" if before is not None else "moments were written; zeros:"
             advice = f"Leave the moments as they are, {WARM} where they are reset on purpose."
             title = "moments of the optimizer set to zero"
-            yield Change("reset", group, step, said, f"{share} {after:.0%}", advice, title=title)
+            yield LoopChange("reset", group, step, said, f"{share} {after:.0%}", advice, title=title)
 
 
-def replaced_changes(facts: Sequence[Fact]) -> Iterator[Change]:
+def replaced_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield states that are those of a later step, and moments that were written or replaced, where no reset says so.
     A shift of the count by one is a step that was skipped or made twice."""
     resets = {one.step for one in reset_changes(facts)}
@@ -55,7 +55,7 @@ def replaced_changes(facts: Sequence[Fact]) -> Iterator[Change]:
             said = f"the step count of {group} went forward by {ahead} at step {fact['step']}"
             forward.add(fact["step"])
             title = "optimizer state of a later step"
-            yield Change("replaced", group, fact["step"], said, remedy=advice, title=title)
+            yield LoopChange("replaced", group, fact["step"], said, remedy=advice, title=title)
     for step, names in _written_at(facts, moments=True).items():
         if step in resets | forward:
             continue
@@ -64,10 +64,10 @@ def replaced_changes(facts: Sequence[Fact]) -> Iterator[Change]:
             f"{counted(names, 'moment')} of {counted(whose, 'parameter')} {_were(names)} written or replaced between "
             f"the updates {step - 1} and {step}, which no optimizer did: {listed(names)}"
         )
-        yield Change("replaced", place_of(whose, 0), step, said, remedy=advice, title="optimizer state replaced")
+        yield LoopChange("replaced", place_of(whose, 0), step, said, remedy=advice, title="optimizer state replaced")
 
 
-def write_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
+def write_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
     """Yield writes to tensors between two updates: those of which digests differ."""
     resets = {one.step for one in reset_changes(facts)}
     by_step: dict[int, list[str]] = defaultdict(list)
@@ -78,7 +78,7 @@ def write_changes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
         yield written(names, step, parameters, "digests before and after differ")
 
 
-def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
+def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
     """Yield writes to parameters that autograd counted, of which no digest was compared. Weights that are written more
     than FEW times are not accused: an evaluation with averaged weights writes them and puts them back."""
     found = _written_at(facts, moments=False)
@@ -100,13 +100,13 @@ def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[Change]:
         )
 
 
-def written(names: Sequence[str], step: int, total: int, evidence: str) -> Change:
+def written(names: Sequence[str], step: int, total: int, evidence: str) -> LoopChange:
     """Return the change that tensors were written between update ``step`` - 1 and update ``step``."""
     said = f"{counted(names, 'tensor')} changed between the updates {step - 1} and {step}, which no optimizer did: "
     told = listed(list(names))
     advice = f"Find the code that writes to {told} between two updates, such as `load_state_dict` or an initialisation."
     moments = all(" of " in name for name in names)
-    return Change("write", place_of(list(names), total), step, said + told, evidence, advice, of_moments=moments)
+    return LoopChange("write", place_of(list(names), total), step, said + told, evidence, advice, of_moments=moments)
 
 
 def _written_at(facts: Sequence[Fact], moments: bool) -> dict[int, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..changes import Change, Kind
+from ..changes import Kind, LoopChange
 from ..schema import Row
 from .events import LEDGER, Event
 from .evidence import Evidence
@@ -21,13 +21,13 @@ def change_events(
     title: str,
     phase: str,
     kinds: Sequence[Kind],
-    chosen: Callable[[Change], bool] = lambda change: True,
+    chosen: Callable[[LoopChange], bool] = lambda change: True,
 ) -> Iterator[Event]:
     """Yield one event for all changes of one kind and step; a warning where one of them is accused.
 
     ``kinds``: those of the changes; ``chosen``: which of these count.
     """
-    steps: dict[tuple[str, int], list[Change]] = {}
+    steps: dict[tuple[str, int], list[LoopChange]] = {}
     for change in evidence.changes:
         if change.kind in kinds and chosen(change):
             steps.setdefault((change.kind, change.step), []).append(change)
@@ -35,7 +35,7 @@ def change_events(
         yield _event(found, kind, title, phase, step)
 
 
-def _event(found: Sequence[Change], kind: str, title: str, phase: str, step: int) -> Event:
+def _event(found: Sequence[LoopChange], kind: str, title: str, phase: str, step: int) -> Event:
     first, *_ = ranked = sorted(found, key=lambda one: not one.accused)
     told = "; ".join(one.sentence.rstrip(".") for one in ranked[:TOLD])
     also = f"; and {len(ranked) - TOLD} more" if len(ranked) > TOLD else ""

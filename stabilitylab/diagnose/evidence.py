@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from ..changes import Change, changes_of
+from ..changes import LoopChange, changes_of
 from ..decisive import decisive
 from ..schema import Row
 from ..store import Run
@@ -85,7 +85,7 @@ class Evidence:
         return [fact for fact in self.run.ledger if isinstance(fact.get("step"), int) and fact["step"] <= last]
 
     @cached_property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[LoopChange]:
         """What the ledger's facts mean."""
         audit = self.run.manifest.get("audit")
         count = audit.get("parameters") if isinstance(audit, Mapping) else None

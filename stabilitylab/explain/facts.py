@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .. import changes
-from ..changes import Change, changes_of
+from ..changes import LoopChange, changes_of
 from .findings import AuditFinding, Kind
 from .flight import Flight
 
@@ -35,6 +35,6 @@ def written(names: Sequence[str], step: int, total: int, evidence: str) -> Audit
     return _finding(changes.written(names, step, total, evidence))
 
 
-def _finding(one: Change) -> AuditFinding:
+def _finding(one: LoopChange) -> AuditFinding:
     kind = KINDS[one.kind]
     return AuditFinding(kind, one.place, one.step, one.sentence, one.evidence, accused=one.accused, factor=one.factor)

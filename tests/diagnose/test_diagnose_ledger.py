@@ -13,7 +13,7 @@ import pytest
 import torch
 from diagnose_cases import Copier, found, kinds, only, train
 
-from stabilitylab.changes import Change, changes_of
+from stabilitylab.changes import LoopChange, changes_of
 from stabilitylab.diagnose import Diagnosis
 
 AT, STEPS = 33, 50
@@ -225,7 +225,7 @@ def test_without_a_ledger_changes_are_listed_as_not_checked(tmp_path: Path) -> N
         assert with_metric.unchecked["optimizer_state"] == "not recorded: ledger (watch(optimizer=optimizer))"
 
 
-def rates(values: list[float]) -> list[Change]:
+def rates(values: list[float]) -> list[LoopChange]:
     """The changes of a group with these rates, as a ledger has them."""
     name = {"kind": "setting", "name": "optimizer 0 group 0 lr"}
     steps = [{"step": t, **name, "before": a, "after": b} for t, (a, b) in enumerate(pairwise([None, *values]))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...changes import Change, Kind
+from ...changes import Kind, LoopChange
 from ..changed import ALWAYS, BETWEEN, SETTING, change_events
 from ..events import LEDGER, Event, detector
 from ..evidence import Evidence
@@ -64,7 +64,7 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
 def optimizer_state(evidence: Evidence) -> Iterator[Event]:
     """A state that was dropped and comes back with a count from 0 is one event."""
 
-    def is_state(change: Change) -> bool:
+    def is_state(change: LoopChange) -> bool:
         return change.kind != "write" or change.of_moments
 
     yield from change_events(evidence, "optimizer_state", "optimizer state replaced", SETTING, STATE, is_state)
@@ -99,7 +99,7 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Event]:
     names_cause=True,
 )
 def foreign_write(evidence: Evidence) -> Iterator[Event]:
-    def is_weights(change: Change) -> bool:
+    def is_weights(change: LoopChange) -> bool:
         return not change.of_moments
 
     title = "weights written by something else"
@@ -158,7 +158,7 @@ def accumulation_change(evidence: Evidence) -> Iterator[Event]:
     names_cause=True,
 )
 def module_setting(evidence: Evidence) -> Iterator[Event]:
-    def is_rare(change: Change) -> bool:
+    def is_rare(change: LoopChange) -> bool:
         return change.is_rare
 
     title = "change of a number of a module"
