@@ -86,7 +86,7 @@ class Evidence:
 
     @cached_property
     def changes(self) -> list[LoopChange]:
-        """What the ledger's facts mean."""
+        """The changes of the loop that the ledger's facts show."""
         audit = self.run.manifest.get("audit")
         count = audit.get("parameters") if isinstance(audit, Mapping) else None
         return changes_of(self.facts, count if isinstance(count, int) else 0)

@@ -104,7 +104,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
         "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
     ),
-    remedy="Lower `lr` or add warm-up steps, and look at the first event of the chain.",
+    remedy="Lower `lr`, or add warm-up steps, unless an earlier event names another cause.",
 )
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
