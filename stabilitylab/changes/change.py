@@ -38,7 +38,7 @@ class LoopChange:
     - ``accused``: False for what schedules, evaluations and fine-tuning do as a matter of course.
     - ``factor``: of a rate that jumped, after over before.
     - ``is_compared``: False for a write that was counted, and of which no bit was compared.
-    - ``is_rare``: False for a number of a module that changes again and again, such as a counter.
+    - ``is_rare``: False for a setting or a number of a module that changes again and again, by a schedule or a counter.
     - ``of_moments``: the tensors that were written are moments of the optimizer, all of them.
     """
 
@@ -64,7 +64,7 @@ class LoopChange:
         return self.lasts and self.until is None
 
 
-def counted(names: Sequence[str], what: str) -> str:
+def counted(names: Sequence[object], what: str) -> str:
     return f"{len(names)} {what}{'s' if len(names) != 1 else ''}"
 
 

@@ -43,6 +43,7 @@ def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[LoopChan
                     remedy=f"Set `{key}` back from {_brief(after)} to {_brief(before)}.",
                     until=next((at for at in sorted(found) if at > step and found[at][1] == before), None),
                     lasts=True,
+                    is_rare=len(found) < OFTEN,
                 )
 
 

@@ -80,24 +80,27 @@ def write_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange
 
 def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
     """Yield writes to parameters that autograd counted, of which no digest was compared. Weights that are written more
-    than FEW times are not accused: an evaluation with averaged weights writes them and puts them back."""
+    than FEW times are one change, not accused: an evaluation with averaged weights writes them and puts them back."""
     found = _written_at(facts, moments=False)
-    often: dict[str, int] = defaultdict(int)
+    times: dict[str, int] = defaultdict(int)
     for names in found.values():
         for name in names:
-            often[name] += 1
+            times[name] += 1
+    often = [(step, [name for name in names if times[name] > FEW]) for step, names in found.items()]
+    steps = [step for step, names in often if names]
+    if steps:
+        names = list(dict.fromkeys(name for _, own in often for name in own))
+        again = f"{counted(steps, 'update')}, first between {steps[0] - 1} and {steps[0]}"
+        yield _counted_write(names, steps[0], parameters, f"before {again}", accused=False)
     for step, names in found.items():
-        said = (
-            f"{counted(names, 'parameter')} {_were(names)} written between the updates {step - 1} and {step}, which no "
-            f"optimizer did: {listed(names)}"
-        )
-        rare = min(often[name] for name in names) <= FEW
-        yield replace(
-            written(names, step, parameters, f"{LEDGER}, which counts writes and does not compare bits"),
-            sentence=said,
-            accused=rare,
-            is_compared=False,
-        )
+        if rare := [name for name in names if times[name] <= FEW]:
+            yield _counted_write(rare, step, parameters, f"between the updates {step - 1} and {step}", accused=True)
+
+
+def _counted_write(names: Sequence[str], step: int, parameters: int, when: str, accused: bool) -> LoopChange:
+    said = f"{counted(names, 'parameter')} {_were(names)} written {when}, which no optimizer did: {listed(list(names))}"
+    one = written(names, step, parameters, f"{LEDGER}, which counts writes and does not compare bits")
+    return replace(one, sentence=said, accused=accused, is_compared=False)
 
 
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> LoopChange:

@@ -33,7 +33,7 @@ def at(act: Act, *steps: int) -> Callable[[int, Copier, torch.optim.Optimizer], 
 
 
 def diagnosed(path: Path, fault: Any = None, **given: Any) -> Diagnosis:
-    settings: dict[str, Any] = {"steps": STEPS, "layers": 2, "every": 8, "record": "ledger", **given}
+    settings: dict[str, Any] = {"steps": STEPS, "layers": 2, "every": 8, **given}
     return found(train(path, fault=fault, **settings))
 
 
@@ -220,9 +220,31 @@ def test_layers_that_are_thawed_are_a_note(tmp_path: Path) -> None:
 
 
 def test_without_a_ledger_changes_are_listed_as_not_checked(tmp_path: Path) -> None:
-    with_metric = found(train(tmp_path / "run", steps=20, layers=2, record=None))
-    if "optimizer_state" in with_metric.unchecked:
-        assert with_metric.unchecked["optimizer_state"] == "not recorded: ledger (watch(optimizer=optimizer))"
+    diagnosis = diagnosed(tmp_path / "run", steps=20, record="off")
+    assert diagnosis.unchecked.keys() >= CHANGES
+    assert diagnosis.unchecked["optimizer_state"] == "not recorded: ledger (watch(optimizer=optimizer))"
+    assert "lr_jump" in diagnosis.checked, "the metric is enough for it"
+
+
+def test_weights_that_are_written_again_and_again_and_settings_of_a_schedule_are_one_note_or_none(
+    tmp_path: Path,
+) -> None:
+    def fault(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        evaluated(t, model, optimizer)
+        optimizer.param_groups[0]["weight_decay"] = 1e-2 * (1 + t // 10)
+
+    diagnosis = diagnosed(tmp_path / "run", fault)
+    (write,) = [event for event in diagnosis.events if event.kind in CHANGES]
+    assert (write.kind, write.severity, write.step) == ("foreign_write", "note", 10)
+    assert "29 parameters were written before 4 updates, first between 9 and 10" in write.evidence
+
+
+@pytest.mark.parametrize("act", [zeroed, swapped, doubled])
+def test_digests_name_the_same_changes_and_compare_bits(act: Act, tmp_path: Path) -> None:
+    kind = "foreign_write" if act is swapped else "optimizer_state"
+    event = only(diagnosed(tmp_path / "run", at(act, 30), record="ledger"), kind)  # digests are made at update 30
+    assert event.step == 30
+    assert ("digests before and after differ" in event.evidence) == (act is not zeroed)
 
 
 def rates(values: list[float]) -> list[LoopChange]:

@@ -14,6 +14,11 @@ READS = {LEDGER: ALWAYS}
 STATE: tuple[Kind, ...] = ("reset", "replaced", "write")
 
 
+def is_rare(change: LoopChange) -> bool:
+    """Return False for what changes again and again: it is a schedule, or a counter."""
+    return change.is_rare
+
+
 @detector(
     "schedule_restart",
     "schedule restart",
@@ -39,13 +44,14 @@ def schedule_restart(evidence: Evidence) -> Iterator[Event]:
     explains=("update_jump",),
     rule=(
         "betas, eps, weight decay, momentum or any other setting of a group changes, but for the learning rate; not if "
-        "it changes in three updates on end, as by a schedule"
+        "it changes three times, as by a schedule"
     ),
     remedy="Set it back, or change it by a schedule.",
     names_cause=True,
 )
 def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
-    yield from change_events(evidence, "optimizer_setting", "change of an optimizer setting", SETTING, ("setting",))
+    title = "change of an optimizer setting"
+    yield from change_events(evidence, "optimizer_setting", title, SETTING, ("setting",), is_rare)
 
 
 @detector(
@@ -158,9 +164,6 @@ def accumulation_change(evidence: Evidence) -> Iterator[Event]:
     names_cause=True,
 )
 def module_setting(evidence: Evidence) -> Iterator[Event]:
-    def is_rare(change: LoopChange) -> bool:
-        return change.is_rare
-
     title = "change of a number of a module"
     yield from change_events(evidence, "module_setting", title, BETWEEN, ("attribute",), is_rare)
 
