@@ -172,6 +172,30 @@ def test_weights_that_are_written_in_each_update_are_stored_a_few_times() -> Non
     assert len(of(facts, "write")) == MOST_CHANGES
 
 
+class Wrapping(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: it was never made as an optimizer itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.register_step_post_hook = inner.register_step_post_hook
+        self.state, self.param_groups = inner.state, inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+
+def test_the_optimizer_inside_a_wrapper_has_its_ledger() -> None:
+    model, sink = Toy(), Ledgers()
+    optimizer = Wrapping(AdamW(model.parameters(), lr=1e-2))
+    with Watcher(model, sink, probes="none", optimizer=optimizer, strict=True) as watcher:
+        for t in range(3):
+            optimizer.param_groups[0]["lr"] = 1e-2 if t < 2 else 1e-1
+            loss_of(model, batch(t)).backward()
+            watcher.step(loss=1.0)
+            optimizer.step()
+    assert of(sink.facts, "setting") == [(2, "optimizer 0 group 0 lr", 0.01, 0.1)]
+
+
 def test_steps_that_a_loop_skips_do_not_set_the_count_back() -> None:
     """A GradScaler skips steps: their count then stands behind that of rows, and nothing is lost."""
     model, sink = Toy(), Ledgers()
