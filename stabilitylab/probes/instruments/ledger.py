@@ -18,7 +18,7 @@ from .._engine.watched import Watched
 from ..parameters.layouts import local
 from ..places.naming import ParameterPlaces, named
 from ..state import Digester, numbers_of
-from ..state.bits import version
+from ..state.bits import version, versions
 from .instrument import Instrument
 from .training_pass import TrainingRows
 
@@ -388,8 +388,8 @@ def _some(states: list[Any]) -> list[Any]:
 
 def _counted(tensors: list[Tensor]) -> list[tuple[int | None, int]]:
     """Return the marks of :func:`_writes` for tensors; in one go where all of them are plain."""
-    if set(map(type, tensors)) <= PLAIN_TYPES and not any(map(Tensor.is_inference, tensors)):
-        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+    if set(map(type, tensors)) <= PLAIN_TYPES:
+        return [*zip(versions(tensors), map(Tensor.data_ptr, tensors), strict=True)]
     return [_writes(tensor) for tensor in tensors]
 
 
