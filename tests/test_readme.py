@@ -49,4 +49,4 @@ def test_its_program_runs_as_it_stands_and_its_mistake_is_named(tmp_path: Path) 
     for text in (told, shown):
         assert text.startswith("runs/mine has failed: plateau at step ")
         assert sign in text
-        assert "What to do: Check the schedule, and what a resume restored." in text
+        assert "What to do: Set `lr` back to 0.001, its largest value before step 60: check the schedule" in text

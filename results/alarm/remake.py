@@ -7,6 +7,7 @@ python results/alarm/remake.py      # minutes; then git diff shows what changed
 from __future__ import annotations
 
 import claims
+import consequence
 import diagnosed
 import draw
 import own_runs
@@ -20,6 +21,7 @@ def main() -> None:
     train, test = read("train"), read("test")
     score.tables(train, test)
     diagnosed.main(("train", "test"))
+    consequence.main()
     claims.main()
     draw.main(test=test)
     publish.main(test)

@@ -38,7 +38,8 @@ class Corpus:
     def __init__(self, folder: Path = HERE) -> None:
         self._folder = folder
         own = (self.runs, self.verdict, self.rules, self.own, self.faults, self.published, self.claims)
-        self.blocks: page_blocks.Blocks = {one.__name__: one for one in (*own, self.causes, self.judged, self.bounds)}
+        diagnosed = (self.causes, self.judged, self.consequence, self.bounds)
+        self.blocks: page_blocks.Blocks = {one.__name__: one for one in (*own, *diagnosed)}
 
     def _lines(self, name: str, **where: str) -> list[dict[str, str]]:
         found = lines(self._folder, f"{name}.csv")
@@ -172,6 +173,15 @@ class Corpus:
             for line in self._lines("bounds", half="test", bound="early_explosion")
         ]
         return table(SHARES, map(_share, found))
+
+    def consequence(self) -> list[str]:
+        """Shares of the test half without the rule of consequence and with it."""
+        rows: dict[str, dict[str, str]] = {}
+        for line in self._lines("consequence", half="test"):
+            rows.setdefault(line["measure"], {"runs": line["of"]})[line["rule"]] = " ".join(_share(line)[1:3])
+        columns = ("before", "unknown stands", "unknown does not stand")
+        made = [(measure, own["runs"], *(own[rule] for rule in columns)) for measure, own in rows.items()]
+        return table(("of the test half", "runs", *columns), made)
 
     def bounds(self) -> list[str]:
         """Shares of the test half of which preflight warns, or says that they fail."""

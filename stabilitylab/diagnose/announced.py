@@ -25,6 +25,7 @@ def announced(evidence: Evidence) -> Iterator[Event]:
             str(own.get("sentence", "")),
             "note",
             place=_row(place) if isinstance(place, dict) else None,
+            advice=str(own.get("remedy", "")),
             numbers={name: own[name] for name in ("score", "threshold", "since") if name in own},
         )
 

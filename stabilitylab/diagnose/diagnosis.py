@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,12 +14,14 @@ from ..store.reader import of_snapshots
 from .announced import announced
 from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
+from .consequence import weighed
 from .events import DETECTORS, Event, as_sentence
 from .evidence import Evidence
 from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
 
 HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
+UNKNOWN = "Cause unknown: `stabilitylab explain` can test it, if the run has `watch(record=sl.Recorder(loss_fn))`."
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
@@ -99,6 +101,8 @@ class Diagnosis:
             words.append(f"Order of events: {sentence(self.cause)}.")
         if self.layers:
             words.append(f"Places: {listed(self.layers, 4)}.")
+        if self.unknown:
+            words.append(self.unknown)
         if self.remedies:
             words.append(f"What to do: {' '.join(self.remedies)}")
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
@@ -107,8 +111,15 @@ class Diagnosis:
 
     @property
     def remedies(self) -> list[str]:
-        """The advice for the events that came first, a sentence or two each; of outcomes alone there is none."""
-        return list(dict.fromkeys(event.remedy for event in self.cause.together if event.role != "outcome"))
+        """The advice for the events that came first, a sentence or two each."""
+        return list(dict.fromkeys(event.remedy for event in self.cause.together))
+
+    @property
+    def unknown(self) -> str:
+        """A sentence if something is wrong and none of the events that came first names a cause; else ""."""
+        if self.cause.first is None or any(event.names_cause for event in self.cause.together):
+            return ""
+        return UNKNOWN
 
     def _last_words(self) -> list[str]:
         room = as_sentence(self.headroom) if self.headroom else ""
@@ -126,6 +137,7 @@ class Diagnosis:
             "paragraph": self.paragraph,
             "chain": [event.kind for event in self.cause.chain],
             "first": [event.kind for event in self.cause.together],
+            "cause": "unknown" if self.unknown else [event.kind for event in self.cause.together if event.names_cause],
             "undecided": undecided(self.cause),
             "remedies": self.remedies,
             "layers": self.layers,
@@ -201,7 +213,7 @@ def _diagnosed(run: Run) -> Diagnosis:
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
     open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else _unjudged(evidence, checked)
     flat = any(event.kind == "plateau" for event in events)
-    found = ordered(_weighed(events, learns="plateau" in checked and not open_ and not flat))
+    found = ordered(weighed(events, evidence, learns="plateau" in checked and not open_ and not flat))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
@@ -225,11 +237,3 @@ def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
         return f"no training loss was recorded ({DETECTORS['loss_spike'].reads['loss']})"
     rows, least = len(loss.steps), max(detector.least_rows for detector in missing)
     return f"its loss has {rows} row{'s' * (rows > 1)}, and the checks need {least}"
-
-
-def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
-    """Turn the findings of mild detectors into notes if the run ``learns`` and no event is a failure."""
-    if not learns or any(event.severity == "failure" for event in events):
-        return list(events)
-    mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
-    return [replace(event, severity="note") if event.kind in mild else event for event in events]

@@ -15,6 +15,8 @@ from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
 Role = Literal["setting", "mechanism", "outcome"]
+LEDGER = "ledger"  # the source of detectors that read the ledger of updates
+LOOK = "Look at the place and the step that it names, and lower `lr` if nothing else is wrong there."
 F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 
 
@@ -28,6 +30,10 @@ class Event:
     - ``severity``: a note leaves a run healthy; a failure means that the run did not learn, or broke.
     - ``open``: what may still come of a note that lasts to the end, as a clause ("the rank collapse may pass"). A run
       with such a note is not called healthy.
+    - ``stands``: the condition of the event holds in the last rows of the run.
+    - ``judged_from``: the number of updates from which on it is judged; a shorter run leaves it open.
+    - ``advice``: what to do, with its numbers; "" for the advice of its detector.
+    - ``consequence``: why the event is a warning or a note, as a clause (:mod:`.consequence`).
     """
 
     kind: str
@@ -44,12 +50,21 @@ class Event:
     strength: float | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     open: str = ""
+    stands: bool = False
+    judged_from: int = 0
+    advice: str = ""
+    consequence: str = ""
 
     @property
     def role(self) -> Role:
         """The role of its kind. A ``setting`` comes from outside the network's dynamics. An ``outcome`` is the end of a
         run, and never the cause if any other event was seen."""
         return DETECTORS[self.kind].role if self.kind in DETECTORS else "mechanism"
+
+    @property
+    def names_cause(self) -> bool:
+        """True if its kind says what was done or is set wrong, and not merely what was seen."""
+        return self.kind in DETECTORS and DETECTORS[self.kind].names_cause
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -74,8 +89,8 @@ class Event:
 
     @property
     def remedy(self) -> str:
-        """The advice of its detector; "" if there is none."""
-        return DETECTORS[self.kind].remedy if self.kind in DETECTORS else ""
+        """Its own advice, or that of its detector."""
+        return self.advice or (DETECTORS[self.kind].remedy if self.kind in DETECTORS else LOOK)
 
     def as_dict(self) -> dict[str, Any]:
         place = self.place
@@ -96,6 +111,8 @@ class Event:
             "evidence": self.evidence,
             "remedy": self.remedy,
             "open": self.open,
+            "stands": self.stands,
+            "consequence": self.consequence,
             "numbers": dict(self.numbers),
         }
 
@@ -123,6 +140,7 @@ class Detector:
     - ``least_rows``: the smallest number of rows in which it can decide.
     - ``explains``: kinds of events that follow from this kind by arithmetic, not by dynamics.
     - ``mild``: its events are notes in a run whose loss was judged and which learns.
+    - ``names_cause``: its events say what was done, or what is set wrong; all others are signs of a cause.
     - ``rule``: the quantity and the rule that decides, with the names of its thresholds; ``remedy``: the advice. The
       table of docs/diagnose.md is made of both.
     """
@@ -137,11 +155,14 @@ class Detector:
     mild: bool = False
     rule: str = ""
     remedy: str = ""
+    names_cause: bool = False
 
     def sources(self, evidence: Evidence) -> list[str]:
         """Return the sources of this detector that hold a number in this run."""
 
         def holds(name: str) -> bool:
+            if name == LEDGER:
+                return bool(evidence.facts)
             grid, metric = _read(evidence, name)
             if "." in name:  # a column may exist and hold no number
                 return grid is not None and bool((~grid.absent & ~np.isnan(grid.values)).any())
@@ -154,6 +175,8 @@ class Detector:
         found = []
         for name in self.reads:
             table, _, column = name.partition(".")
+            if name == LEDGER and evidence.facts:
+                found.append((len(evidence.steps),) * 2)
             for grid in _read(evidence, name):
                 if grid is not None:
                     own = grid if grid.is_metric else evidence.decisive(table, column)
@@ -184,11 +207,12 @@ def detector(
     mild: bool = False,
     rule: str = "",
     remedy: str = "",
+    names_cause: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
     def decorate(find: F) -> F:
-        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild, rule, remedy)
+        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild, rule, remedy, names_cause)
         DETECTORS.register(kind, module=find.__module__)(entry)
         return find
 

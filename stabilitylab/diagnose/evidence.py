@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ..changes import LoopChange, changes_of
 from ..decisive import decisive
 from ..schema import Row
 from ..store import Run
@@ -76,6 +77,19 @@ class Evidence:
     @property
     def steps(self) -> np.ndarray:
         return self.metrics["step"].to_numpy()
+
+    @cached_property
+    def facts(self) -> list[dict[str, Any]]:
+        """The facts of the ledger of updates up to the last row; [] for a run without them."""
+        last = int(self.steps.max(initial=0))
+        return [fact for fact in self.run.ledger if isinstance(fact.get("step"), int) and fact["step"] <= last]
+
+    @cached_property
+    def changes(self) -> list[LoopChange]:
+        """The changes of the loop that the ledger's facts show."""
+        audit = self.run.manifest.get("audit")
+        count = audit.get("parameters") if isinstance(audit, Mapping) else None
+        return changes_of(self.facts, count if isinstance(count, int) else 0)
 
     @property
     def unigram(self) -> Mapping[str, Any] | None:

@@ -17,6 +17,7 @@ LEAST_PAST = 4  # rows before a jump can be told: earlier ones have nothing to b
 # A state of a layer (vanishing, dead, collapsed) must hold in this many consecutive rows; a single row may be noise.
 PERSIST = 3  # rows in a row in which a layer's state must hold
 LEVEL_ROWS = 10  # rows whose median is the level
+JUDGED_ROWS = 20  # rows of the loss after an event, from which on its consequence is judged
 _SD_OF_MAD = 1.4826  # of a normal distribution
 
 
@@ -58,6 +59,18 @@ def went_on_learning(loss: Grid | None, step: int) -> bool:
     if not until or first + 1 >= len(levels):
         return False
     return float(levels[first + 1 :].min()) < min(float(levels[:until].min()), float(levels[first]))
+
+
+def rows_after(loss: Grid, step: int) -> int:
+    """Return the number of rows with a finite loss after a step."""
+    return int((np.isfinite(loss.values[:, 0]) & (loss.steps > step)).sum())
+
+
+def at_the_end(values: np.ndarray, row: int) -> float:
+    """Return the median of the last LEVEL_ROWS finite values from ``row`` on; NaN with fewer than PERSIST of them."""
+    later = values[row:]
+    later = later[np.isfinite(later)][-LEVEL_ROWS:]
+    return float(np.median(later)) if len(later) >= PERSIST else float("nan")
 
 
 def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:

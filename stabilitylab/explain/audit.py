@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ..changes import place_of
 from ..errors import listed
 from ..probes.places.naming import parameters_of
 from ..probes.state.bits import same_bits
 from .facts import fact_findings, written
-from .findings import AuditFinding, first_of_each, place_of
+from .findings import AuditFinding, first_of_each
 from .flight import Flight, RecordedUpdate
 from .relations import Relation, common, relations
 from .replay import DeclaredLoop, ReplayChange, Replayed, UpdateReplay

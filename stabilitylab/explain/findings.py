@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
-
-from ..errors import listed
 
 Kind = Literal[
     "rate", "setting", "schedule", "optimizer reset", "frozen", "mode", "attribute", "state written", "forward", "loss",
@@ -80,18 +78,3 @@ def first_of_each(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     for one in sorted(findings, key=lambda one: (one.step, not one.accused)):
         found.setdefault((one.kind, one.place), one)
     return list(found.values())
-
-
-def place_of(names: Sequence[str], total: int) -> str:
-    """Return the place of parameters: the module that holds all of them, or the first names; ``total``: of how many."""
-    if len(names) == total and total > 1:
-        return "the whole model"
-    if len(names) == 1:
-        return names[0]
-    parts = [name.split(".") for name in names]
-    common = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        common.append(level[0])
-    return ".".join(common) or listed(names)

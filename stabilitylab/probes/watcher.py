@@ -18,7 +18,7 @@ from ..schema import Cells, Sink, Table
 from ._engine.board import Board
 from ._engine.cadence import Cadence
 from ._engine.neutral_pass import Audit
-from ._engine.options import Record, WatchOptions, takes
+from ._engine.options import WatchOptions, takes
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.watchable import check_unscaled
 from ._engine.watched import Watched
@@ -90,8 +90,10 @@ class Watcher:
     - ``restore``: reference and curvature passes keep a copy of the model's state each time and put it back, for a
       model whose forward changes it in eval mode too (weights rescaled in place, a queue, a momentum encoder). Without
       it the first such pass keeps a copy, and a pass that changes the model ends for good.
-    - ``record``: "ledger" stores the facts about each update that changed (:class:`.instruments.ledger.UpdateLedger`);
-      a :class:`stabilitylab.Recorder` keeps snapshots and batches too, so that ``explain`` can replay them.
+    - ``record``: by default, with ``optimizer=``, a sparse ledger stores what changed of settings, optimizer state and
+      flags (:class:`.instruments.ledger.UpdateLedger`), so that ``diagnose`` can name it; not under CUDA graphs.
+      "ledger" stores all rates and digests too, "off" nothing; a :class:`stabilitylab.Recorder` keeps snapshots and
+      batches, so that ``explain`` can replay them.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
     - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
@@ -134,8 +136,11 @@ class Watcher:
             self._forensics,
             NeutralityRecord(),
             FirstRow(training, checks),
-            *_recording(options.record),
+            *_recording(watched),
         ]
+        for each in listed:
+            if isinstance(each, UpdateLedger):
+                each.training = training
         self._instruments = Instruments(listed, watched)
         watched.await_layout()
         self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
@@ -480,8 +485,12 @@ class Watcher:
             raise UsageError(f"this watcher is {self._state}: make a new one to record more.")
 
 
-def _recording(record: Record) -> Sequence[Instrument]:
+def _recording(watched: Watched) -> Sequence[Instrument]:
     """Return the instruments of the ledger and of the flight recorder, as ``record=`` asks for them."""
+    record = watched.options.record
     if record is None:
-        return ()
-    return (UpdateLedger(),) if isinstance(record, str) else record.instruments()
+        kept = bool(watched.optimizers) and watched.options.recorder is None and hasattr(watched.sink, "ledger")
+        return (UpdateLedger(digests=0, sparse=True),) if kept else ()
+    if isinstance(record, str):
+        return (UpdateLedger(),) if record == "ledger" else ()
+    return record.instruments()

@@ -169,8 +169,8 @@ class Run:
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
-        """Return the recorded facts about updates that changed (``watch(record=...)``): ``step``, ``kind``, ``name``,
-        ``before`` and ``after``; [] for a run without them."""
+        """Return the recorded facts about updates that changed (``watch(optimizer=...)``): ``step``, ``kind``,
+        ``name``, ``before`` and ``after``; [] for a run without them."""
         return read_facts(self.path, self.identity)
 
     @property

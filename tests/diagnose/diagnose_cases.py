@@ -68,8 +68,10 @@ def train(
     pre: bool = False,
     seed: int = 0,
     layers: int = 4,
+    record: Any = None,
+    parts: Callable[[int], int] = lambda t: 1,
 ) -> Path:
-    """A watched run at ``out``; ``fault`` is called before each step's forward pass."""
+    """A watched run at ``out``; ``fault`` is called before each step's forward pass; ``parts``: micro-batches."""
     model = Copier(layers, pre, seed)
     made = torch.optim.SGD if sgd else torch.optim.AdamW
     optimizer = made(model.parameters(), lr=rate(0))
@@ -79,15 +81,16 @@ def train(
     def reference() -> None:
         model(fixed)
 
-    with sl.watch(model, out=out, every=every, optimizer=optimizer, reference=reference) as watcher:
+    with sl.watch(model, out=out, every=every, optimizer=optimizer, reference=reference, record=record) as watcher:
         for t in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate(t)
             if fault is not None:
                 fault(t, model, optimizer)
-            tokens = torch.randint(VOCAB, (8, 6), generator=draw)
-            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-            loss.backward()
+            for _ in range(parts(t)):
+                tokens = torch.randint(VOCAB, (8, 6), generator=draw)
+                loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+                loss.backward()
             watcher.step(loss=loss, lr=rate(t))
             optimizer.step()
             optimizer.zero_grad()

@@ -82,11 +82,14 @@ def test_a_missing_an_empty_and_a_foreign_folder_are_one_sentence(run, tmp_path:
 
 def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: Path) -> None:
     loss = falling(80)
-    loss[50] = 4.0
+    loss[50:] = [4.0, *(value + 0.3 for value in loss[51:])]  # it comes back in part
     made(tmp_path / "mine", {"loss": loss})
     code, out, _ = run("diagnose", "mine")
     assert code == 0
     assert "First sign: loss spike. Loss rose from its level of 1.23 to 4 at step 50" in out
+    assert "x its threshold): its condition holds to the last row" in out
+    assert "Cause unknown: `stabilitylab explain` can test it" in out
+    assert "What to do: Look at the batch of its step" in out
     assert "not checked: growth of norm inputs; not recorded: ln_input (probe ln_input)" in out
     checked = "explosion of the loss at the start, non-finite numbers, loss spike, divergence, plateau"
     assert f"checked: {checked}" in " ".join(out.split())

@@ -112,7 +112,7 @@ def test_slow_growth_is_against_the_start_and_a_large_scale_alone_is_none(tmp_pa
     first = math.ceil(math.log(LN_GROWTH) / math.log(1.1))
     assert (event.step, event.place, event.places) == (first, layer_rows(2)[1], 1)
     assert event.severity == "note"  # the loss falls on
-    stands = [5.0 - 0.1 * min(t, first) for t in range(40)]
+    stands = [5.0 - 0.1 * min(t, first) for t in range(60)]
     event = only(found(made(tmp_path / "other", {"loss": stands}, {"ln_input": table})), "ln_growth")
     assert (event.step, event.severity) == (first, "warning")
 

@@ -14,7 +14,9 @@ from stabilitylab.diagnose.detectors.edge import BEYOND, EDGE_ROWS
 from stabilitylab.schema import Row
 
 
-def measured(folder: Path, values: Sequence[float], residuals: Sequence[float] | None = None) -> Path:
+def measured(
+    folder: Path, values: Sequence[float], residuals: Sequence[float] | None = None, losses: list[float] | None = None
+) -> Path:
     """``to_edge`` at every second step, all converged unless said."""
     steps = tuple(range(0, 2 * len(values), 2))
     off = residuals or [0.01] * len(values)
@@ -25,7 +27,8 @@ def measured(folder: Path, values: Sequence[float], residuals: Sequence[float] |
         lambda t: np.array([[1.0, values[t // 2], off[t // 2], float(off[t // 2] <= CONVERGED)]]),
         steps,
     )
-    return made(folder, {"loss": falling(2 * len(values))}, {"preconditioned_sharpness": table})
+    falls = losses or falling(2 * len(values))
+    return made(folder, {"loss": falls}, {"preconditioned_sharpness": table})
 
 
 @pytest.mark.parametrize(("times", "seen"), [(1.01, True), (0.99, False)])
@@ -36,7 +39,15 @@ def test_the_median_of_the_last_half_decides(tmp_path: Path, times: float, seen:
     if seen:
         event = only(diagnosis, "beyond_the_edge")
         assert (event.step, event.after, event.strength) == (16, 14, pytest.approx(times))
-        assert diagnosis.verdict == "warning"
+        assert (event.severity, diagnosis.verdict) == ("note", "healthy")
+
+
+def test_it_is_a_warning_if_the_loss_rose(tmp_path: Path) -> None:
+    high = 2 * BEYOND
+    losses = [*falling(60), *[float(x) for x in np.linspace(1.2, 3.5, 20)], *[3.5] * 20]
+    diagnosis = found(measured(tmp_path / "run", [high] * 50, losses=losses))
+    event = only(diagnosis, "beyond_the_edge")
+    assert (event.severity, event.consequence) == ("warning", "the loss rose")
 
 
 def test_a_start_beyond_it_few_measurements_and_what_is_not_finite_count_for_nothing(tmp_path: Path) -> None:

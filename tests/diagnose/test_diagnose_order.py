@@ -300,20 +300,39 @@ def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_i
 
 
 def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:
-    """The remedy of the first sign stands in the paragraph and in the JSON; an outcome alone has none of its own."""
+    """The remedy of the first sign stands in the paragraph and in the JSON, also that of an outcome alone."""
     loss = [*falling(30), *np.linspace(2, 30, 10)]
     rate = [1e-3] * 29 + [0.1] * 11
     diagnosis = found(made(tmp_path / "jump", {"loss": loss, "lr": rate}))
     assert diagnosis.paragraph.startswith(f"{tmp_path / 'jump'} has ")
     assert "First sign: learning-rate jump. The learning rate rose to 0.1 at step 29, 100 times" in diagnosis.paragraph
-    assert diagnosis.remedies == [DETECTORS["lr_jump"].remedy]
-    assert f"What to do: {DETECTORS['lr_jump'].remedy}" in diagnosis.paragraph
-    assert diagnosis.as_dict()["remedies"] == diagnosis.remedies
-    assert all(event["remedy"] == DETECTORS[event["kind"]].remedy for event in diagnosis.as_dict()["events"])
+    back = "Set `lr` back to 0.001, its largest value before step 29: check the schedule, and what a resume restored."
+    assert diagnosis.remedies == [back]
+    assert f"What to do: {back}" in diagnosis.paragraph
+    told = diagnosis.as_dict()
+    assert (told["remedies"], told["cause"]) == ([back], ["lr_jump"])
+    assert all(event["remedy"] for event in told["events"])
+    assert all(event["consequence"] for event in told["events"] if event["severity"] == "warning")
     (divergence,) = (event for event in diagnosis.events if event.kind == "divergence")
     alone = replace(diagnosis, events=(divergence,), cause=explain([divergence]))
-    assert alone.remedies == []
-    assert "What to do" not in alone.paragraph
+    assert alone.remedies == [DETECTORS["divergence"].remedy]
+    assert alone.as_dict()["cause"] == "unknown"
+    assert "Cause unknown: `stabilitylab explain` can test it" in alone.paragraph
+    assert "Cause unknown" not in diagnosis.paragraph, "a jump of the rate names the cause"
+
+
+def test_a_healthy_run_has_no_unknown_cause(tmp_path: Path) -> None:
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(60)}))
+    assert (diagnosis.unknown, diagnosis.as_dict()["cause"]) == ("", [])
+    assert "Cause unknown" not in diagnosis.paragraph
+
+
+def test_every_finding_of_a_run_has_a_remedy_that_names_a_knob_or_says_what_to_look_at() -> None:
+    """In backquotes stands what one sets or calls; the others say which thing to look at."""
+    without = {kind for kind, detector in DETECTORS.items() if "`" not in detector.remedy}
+    assert without == {"alike_tokens", "module_setting", "optimizer_setting", "accumulation_change"}, (
+        "these have their numbers in the advice of the event, or need nothing"
+    )
 
 
 def test_every_remedy_is_an_instruction() -> None:

@@ -12,7 +12,7 @@ from probe_toys import ListSink, Toy, batch, loss_of
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.instruments.ledger import UpdateLedger
+from stabilitylab.probes.instruments.ledger import MOST_CHANGES, UpdateLedger
 
 AdamW = torch.optim.AdamW
 
@@ -40,12 +40,16 @@ Act = Callable[[int, Toy, torch.optim.Optimizer], object]
 
 
 def trained(
-    act: Act = lambda t, model, optimizer: None, steps: int = 6, digests: int | None = 1, strict: bool = True
+    act: Act = lambda t, model, optimizer: None,
+    steps: int = 6,
+    digests: int | None = 1,
+    strict: bool = True,
+    sparse: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Train with a ledger (None: without), and with ``act`` between update t - 1 and update t."""
+    """Train with a ledger (None: without; ``sparse``: that of every run); ``act`` comes before update t."""
     model, sink = Toy(dropout=0.1), Ledgers()
     optimizer = AdamW(model.parameters(), lr=1e-2)
-    record = None if digests is None else Asked(digests)
+    record = None if sparse else "off" if digests is None else Asked(digests)
     losses = []
     with Watcher(model, sink, probes="none", optimizer=optimizer, record=record, strict=strict) as watcher:
         for t in range(steps):
@@ -69,8 +73,11 @@ def of(facts: list[dict[str, Any]], *kinds: str) -> list[tuple[int, str, Any, An
     ]
 
 
-def test_training_is_bit_for_bit_that_without_a_ledger() -> None:
-    plain, watched = trained(digests=None)[1], trained(digests=1)[1]
+@pytest.mark.parametrize("given", [{"digests": 1}, {"sparse": True}])
+def test_training_is_bit_for_bit_that_without_a_ledger(given: dict[str, Any]) -> None:
+    (nothing, plain), (facts, watched) = trained(digests=None), trained(**given)
+    assert facts
+    assert not nothing
     for name in plain:
         pairs = zip(plain[name], watched[name], strict=True)
         assert all(torch.equal(a, b) for a, b in pairs), f"{name} differ under the ledger"
@@ -106,6 +113,101 @@ def test_settings_flags_and_numbers_that_change_are_named_with_their_update() ->
         (3, "requires_grad of head.weight", True, False),
         (4, "decoder.layers.1.norm1.eps", 1e-5, 1e-3),
     ]
+
+
+def test_every_watched_run_with_an_optimizer_has_a_sparse_ledger() -> None:
+    """Exact names and steps without a digest; and no ledger without an optimizer, or with record="off"."""
+
+    def act(t: int, model: Toy, optimizer: torch.optim.Optimizer) -> None:
+        group = optimizer.param_groups[0]
+        group["lr"] = 1e-2 if t < 4 else 3e-1
+        if t == 2:
+            group["betas"] = (0.5, 0.999)
+            model.head.weight.requires_grad_(False)
+        if t == 3:
+            with torch.no_grad():
+                model.encoder.layers[0].linear1.weight.mul_(2)
+            for state in optimizer.state.values():
+                state["exp_avg_sq"].zero_()
+
+    facts, _ = trained(act, sparse=True)
+    assert of(facts, "setting", "flag") == [
+        (2, "requires_grad of head.weight", True, False),
+        (2, "optimizer 0 group 0 betas", [0.9, 0.999], [0.5, 0.999]),
+        (4, "optimizer 0 group 0 lr", 0.01, 0.3),
+    ]
+    written = {(step, name) for step, name, before, _ in of(facts, "write") if before is None}
+    assert (3, "encoder.layers.0.linear1.weight") in written
+    assert (3, "exp_avg_sq of head.bias") in written
+    assert {step for step, _ in written} == {3}
+    zeros = {f["name"]: (f["step"], f["after"]) for f in facts if "share of zeros" in f["name"]}
+    assert zeros["optimizer 0 group 0 share of zeros in exp_avg_sq"] == (3, 1.0)
+    assert zeros["optimizer 0 group 0 share of zeros in exp_avg"][1] < 0.5
+
+
+def test_a_sparse_ledger_stores_gradual_rates_by_5_per_cent_and_jumps_exactly() -> None:
+    rates = [1e-3 * 0.99**t for t in range(60)]
+    rates[40:] = [30 * rate for rate in rates[40:]]
+
+    def act(t: int, model: Toy, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = rates[t]
+        model.head.counter = t
+
+    facts, _ = trained(act, steps=60, sparse=True)
+    found = of(facts, "setting")
+    assert (40, "optimizer 0 group 0 lr", rates[39], rates[40]) in found
+    assert 8 <= len(found) <= 13, "a fall of 1 % an update is stored every sixth"
+    known, at = [(0, rates[0]), *((step, after) for step, _, _, after in found)], dict(enumerate(rates))
+    for step, rate in at.items():
+        stored = [value for since, value in known if since <= step][-1]
+        assert abs(stored - rate) <= 0.0501 * max(stored, rate), f"the stored rate at step {step} is off"
+
+
+def test_weights_that_are_written_in_each_update_are_stored_a_few_times() -> None:
+    def act(t: int, model: Toy, optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            model.head.weight.clamp_(-1, 1)
+
+    facts, _ = trained(act, steps=30, sparse=True)
+    assert len(of(facts, "write")) == MOST_CHANGES
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: it was never made as an optimizer itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.register_step_post_hook = inner.register_step_post_hook
+        self.state, self.param_groups = inner.state, inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+
+def test_the_optimizer_inside_a_wrapper_has_its_ledger() -> None:
+    model, sink = Toy(), Ledgers()
+    optimizer = Wrapping(AdamW(model.parameters(), lr=1e-2))
+    with Watcher(model, sink, probes="none", optimizer=optimizer, strict=True) as watcher:
+        for t in range(3):
+            optimizer.param_groups[0]["lr"] = 1e-2 if t < 2 else 1e-1
+            loss_of(model, batch(t)).backward()
+            watcher.step(loss=1.0)
+            optimizer.step()
+    assert of(sink.facts, "setting") == [(2, "optimizer 0 group 0 lr", 0.01, 0.1)]
+
+
+def test_steps_that_a_loop_skips_do_not_set_the_count_back() -> None:
+    """A GradScaler skips steps: their count then stands behind that of rows, and nothing is lost."""
+    model, sink = Toy(), Ledgers()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    with Watcher(model, sink, probes="none", optimizer=optimizer, strict=True) as watcher:
+        for t in range(8):
+            loss_of(model, batch(t)).backward()
+            watcher.step(loss=1.0)
+            if t not in (3, 4, 5):
+                optimizer.step()
+            optimizer.zero_grad()
+    assert of(sink.facts, "state") == []
 
 
 def test_a_reset_optimizer_is_named() -> None:

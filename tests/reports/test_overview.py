@@ -149,7 +149,7 @@ def test_runs_of_ones_own_stand_by_their_diagnosis(tmp_path: Path) -> None:
 
 
 def test_runs_of_ones_own_are_named_and_outcomes_alone_have_no_advice(tmp_path: Path) -> None:
-    """The first event of a run that never learned is its outcome: advice to look at the first event says nothing."""
+    """The first event of a run that never learned is its outcome: the advice names a knob, and the cause is unknown."""
     falls, rises = [6.0 - 0.05 * t for t in range(32)], [4.4 + 0.4 * t for t in range(28)]
     metrics = {
         "alone": {"loss": [6.0 + 0.02 * t for t in range(60)]},
@@ -159,8 +159,10 @@ def test_runs_of_ones_own_are_named_and_outcomes_alone_have_no_advice(tmp_path: 
         make_run(tmp_path, name, kind="watched", label="GPT2", metrics=given, verdict="", unigram=None)
     told = {one.record.name: one for one in overview(Runs.load(tmp_path), []).told}
     assert {event.role for event in told["alone"].first} == {"outcome"}
-    assert told["alone"].remedies == ()
-    assert told["rate"].remedies == ("Check the schedule, and what a resume restored.",)
+    assert told["alone"].remedies[0].startswith("Lower `lr`")
+    assert told["alone"].unknown.startswith("Cause unknown: `stabilitylab explain`")
+    assert told["rate"].remedies[0].startswith("Set `lr` back to 0.001, its largest value before step 30")
+    assert told["rate"].unknown == ""
     for name, one in told.items():
         assert one.sentence.startswith(f"{name}: "), f"{name}: {one.sentence}"
 

@@ -44,7 +44,8 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 f"the attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its largest "
                 f"possible value at step {entropy.steps[row]}; at the start it was {share[0, place]:.2g}",
                 after=entropy.before(row),
-                until=until(low[:, place], row, entropy.steps),
+                until=(end := until(low[:, place], row, entropy.steps)),
+                stands=end is None,
                 place=entropy.rows[place],
                 places=int(kept.sum()),
                 probe=entropy.name,
@@ -65,7 +66,9 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 f"the largest attention logit of {describe(logit.rows[place])} is {logit.values[row, place]:.3g} at "
                 f"step {logit.steps[row]}; the limit is {MAX_LOGIT:g}",
                 after=logit.before(row),
-                until=until(large[:, place], row, logit.steps),
+                until=(end := until(large[:, place], row, logit.steps)),
+                stands=end is None,
+                advice="Clip q and k (QK-clip), use QK-norm, or lower `lr`.",
                 place=logit.rows[place],
                 places=int(kept.sum()),
                 probe=logit.name,

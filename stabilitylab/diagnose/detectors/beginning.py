@@ -87,8 +87,8 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
     remedy="Lower `lr`, add warm-up steps, or use a smaller initialisation.",
 )
 def early_explosion(evidence: Evidence) -> Iterator[Event]:
-    """A failure where the loss does not come back to where it began; a warning where it does, where the run learns by
-    its held-out loss, and where it still goes on and is too young to tell."""
+    """A failure where the loss does not come back to where it began; a warning where it does, and where the run learns
+    by its held-out loss."""
     grid = evidence.loss()
     if grid is None:
         return
@@ -99,7 +99,6 @@ def early_explosion(evidence: Evidence) -> Iterator[Event]:
     last = float(np.median((values[found.peak + 1 :] if len(values) > found.peak + 1 else values)[-BACK_ROWS:]))
     back = last <= found.before + BACK * abs(found.before)
     learns = evidence.verdict is not None and evidence.verdict.state in ("trained", "learning")
-    young = evidence.status.state == "running" and int(steps[-1] - steps[0]) < TOO_EARLY
     before, peak = f"{found.before:.3g}", f"{values[found.peak]:.3g}"
     ends = f"{last:.3g} at step {steps[-1]}"
     over = np.flatnonzero(level(values, BACK_ROWS)[found.peak :] <= found.before) if back else []
@@ -114,11 +113,12 @@ def early_explosion(evidence: Evidence) -> Iterator[Event]:
         int(steps[found.at]),
         grid.phase,
         text,
-        "warning" if back or learns or young else "failure",
+        "warning" if back or learns else "failure",
         after=int(steps[found.at - 1]),
         until=int(steps[found.peak + int(over[0])]) if len(over) else None,
         probe=grid.column,
         strength=float(values[found.peak] - found.before) / found.bound,
         numbers={"before": found.before, "peak": float(values[found.peak]), "last": last},
-        open="" if back or not young else "the loss may come back to its starting level",
+        stands=not back,
+        judged_from=0 if back or evidence.status.state != "running" else TOO_EARLY,
     )

@@ -30,6 +30,7 @@ EDGE_ROWS = 8  # converged measurements of it
         "`preconditioned_sharpness.to_edge`: median of the last half of its rows > `BEYOND`, of at least `EDGE_ROWS`"
     ),
     remedy="Lower `lr`; if the rate lies beyond the edge at the start alone, add warm-up steps.",
+    names_cause=True,
 )
 def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
     """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all.

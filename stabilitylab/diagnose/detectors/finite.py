@@ -67,7 +67,8 @@ def first_lost(grid: Grid) -> Loss | None:
         "every metric, the main column of every table, `incident.json`: the first NaN or inf by what numbers depend on"
     ),
     remedy=(
-        "Look at the named place and at the numbers before it; if an attention kernel is named, switch the kernel off."
+        "Look at the named place and at the numbers before it; lower `lr`, or compute that place in float32; if an "
+        "attention kernel is named, switch the kernel off."
     ),
 )
 def non_finite(evidence: Evidence) -> Iterator[Event]:

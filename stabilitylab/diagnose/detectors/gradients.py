@@ -11,7 +11,7 @@ from ...errors import listed
 from ..events import Event, Severity, detector
 from ..evidence import Evidence, Grid
 from ..order import describe, gathered
-from ..series import LEAST_PAST, first_above, lasting, past_largest, times, until, usual_before
+from ..series import LEAST_PAST, at_the_end, first_above, lasting, past_largest, times, until, usual_before
 
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
 # is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
@@ -48,7 +48,9 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
     mild=True,
     rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
-    remedy="Use an architecture or an initialisation for this depth (DeepNorm, BranchNorm, Admin, Pre-LN).",
+    remedy=(
+        "Use an architecture or an initialisation for this depth: `--arch deepnorm`, `branchnorm`, `admin` or `preln`."
+    ),
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
     """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
@@ -133,7 +135,8 @@ def _vanished(
         grid.phase,
         text,
         after=grid.before(row),
-        until=until(np.logical_or.reduce(weak, axis=1), row, grid.steps),
+        until=(end := until(np.logical_or.reduce(weak, axis=1), row, grid.steps)),
+        stands=end is None,
         place=grid.rows[weakest if down else top],
         places=int(kept.sum()) if down else 1,
         probe=grid.name,
@@ -175,7 +178,7 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
         "`grad_norm_total`, `grad_norm` by layer: > `EXPLODED` x the largest of the rows before, at least "
         "`EXPLODED_SHARE` of the model's largest; or growth downwards, as for vanishing"
     ),
-    remedy="Clip the gradients, and look at the layer that is named.",
+    remedy="Clip gradients with `clip_grad_norm_`, lower `lr`, and look at the layer that is named.",
 )
 def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
     """The total gradient norm, or a layer's, against its own past."""
@@ -209,6 +212,7 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         places=places,
         probe=grid.name,
         strength=factor / EXPLODED,
+        stands=at_the_end(grid.values[:, place], row) > EXPLODED * median,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
     )
 
@@ -221,7 +225,10 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         "`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update; a note where nothing was to be "
         "trained from the start (`places_untrained` in `run.json`)"
     ),
-    remedy="Check that the layer is not frozen, that the forward pass uses it, and that the optimizer has it.",
+    remedy=(
+        "Check that `requires_grad` of the layer is True, that the forward pass uses it, and that the optimizer has it."
+    ),
+    names_cause=True,
 )
 def dead_layer(evidence: Evidence) -> Iterator[Event]:
     """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""
@@ -294,6 +301,7 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
             severity=severity,
             after=grid.before(row),
             until=end,
+            stands=not passing,
             place=grid.rows[places[0]],
             places=len(places),
             probe=grid.name,

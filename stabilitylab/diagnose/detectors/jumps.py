@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from ..events import Event, detector
+from ..changed import ALWAYS, SETTING, change_events
+from ..events import LEDGER, Event, detector
 from ..evidence import Evidence, Grid
 from ..order import describe
-from ..series import LEAST_PAST, first_above, past_largest, times, usual_before, went_on_learning
+from ..series import LEAST_PAST, at_the_end, first_above, past_largest, times, usual_before
 
-# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents. A jump
-# that was taken back, and after which the loss came to a new minimum, is a note (since results/alarm, training half).
+# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
 LR_JUMP = 3.0  # learning rate over its maximum so far
 # The size of an update, or of ||dF||, against its own past. Adam's answer to a sudden gradient is at most
 # (1 - b1) / sqrt(1 - b2), 3.2 times the rate for (.9, .999), where 0.1 to 0.3 is usual; and noise stays within 2.
@@ -26,17 +27,30 @@ WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
 @detector(
     "lr_jump",
     "learning-rate jump",
-    reads={"lr": "w.step(loss=loss, lr=rate)"},
+    reads={"lr": "w.step(loss=loss, lr=rate)", LEDGER: ALWAYS},
     role="setting",
     explains=("update_jump",),
     least_rows=LEAST_PAST + 1,
     rule=(
-        "metric `lr` or `learning_rate`: > `LR_JUMP` x its maximum so far; a note where it was taken back and "
-        "the loss still came to a new minimum"
+        "metric `lr` or `learning_rate`: > `LR_JUMP` x its maximum so far; without the metric, and for each parameter "
+        "group, the same of the ledger's rates: from 1.5-fold on, and below `LR_JUMP` its condition never stands"
     ),
-    remedy="Check the schedule, and what a resume restored.",
+    remedy="Check the schedule, and what a resume restored: set `lr` back to its former value.",
+    names_cause=True,
 )
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
+    """The condition stands unless the rate was taken back to its maximum before the jump."""
+    seen = set()
+    for event in _of_metric(evidence):
+        seen.add(event.step)
+        yield event
+    for event in change_events(evidence, "lr_jump", "learning-rate jump", SETTING, ("rate",)):
+        if event.step not in seen:
+            factor = event.numbers.get("factor", LR_JUMP)
+            yield replace(event, strength=factor / LR_JUMP, stands=event.stands and factor >= LR_JUMP)
+
+
+def _of_metric(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.metric("lr", "learning_rate")
     if grid is None:
         return
@@ -46,19 +60,21 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         return
     row, _, _ = found
     size, factor = float(grid.values[row, 0]), float(ratio[row, 0])
-    taken_back = bool((grid.values[row + 1 :, 0] <= size / factor).any())
-    healed = taken_back and went_on_learning(evidence.loss(), int(grid.steps[row]))
+    back = np.flatnonzero(grid.values[row + 1 :, 0] <= size / factor)
     yield Event(
         "lr_jump",
         "learning-rate jump",
         int(grid.steps[row]),
         grid.phase,
         f"the learning rate rose to {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
-        severity="note" if healed else "warning",
         after=grid.before(row),
+        until=int(grid.steps[row + 1 + int(back[0])]) if len(back) else None,
         probe=grid.column,
         strength=factor / LR_JUMP,
         numbers={"rate": size, "times_maximum_before": factor},
+        stands=not len(back),
+        advice=f"Set `lr` back to {size / factor:.3g}, its largest value before step {grid.steps[row]}: check the "
+        "schedule, and what a resume restored.",
     )
 
 
@@ -109,6 +125,7 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
         places=places,
         probe=grid.name,
         strength=factor / UPDATE_JUMP,
+        stands=at_the_end(grid.values[:, place], row) > UPDATE_JUMP * size / factor,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
     )
 
@@ -121,7 +138,8 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     explains=("update_jump", "ln_growth"),
     least_rows=LEAST_PAST + 1,
     rule=("rms of the weights, `update_ratio.rms / value`: x or / more than `WEIGHT_JUMP` between neighbouring rows"),
-    remedy="Find what wrote into the weights: a checkpoint, an initialisation, surgery.",
+    remedy="Find what wrote into the weights: a checkpoint (`load_state_dict`), an initialisation, surgery.",
+    names_cause=True,
 )
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
     """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
@@ -148,6 +166,7 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     places = np.flatnonzero(far[row])
     place = int(places[np.argmax(factor[row, places])])
     now, then = float(size[row, place]), float(size[row - 1, place])
+    last = at_the_end(size[:, place], row)
     how = f"{now / then:.3g} times" if now else "exactly 0, after"
     yield Event(
         "weight_jump",
@@ -162,5 +181,6 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
         places=len(places),
         probe="update_ratio",
         strength=float(min(factor[row, place], 1e9)) / WEIGHT_JUMP,
+        stands=last > WEIGHT_JUMP * then or last < then / WEIGHT_JUMP,
         numbers={"rms_before": then, "rms": now},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,7 +48,9 @@ _MOST_SPIKES = 20  # one event each; more are a noisy loss
     reads={"loss": RECORD},
     least_rows=LEAST_ROWS,
     rule="`nll`, else `loss`: > `SPIKE_SD` robust standard deviations over the level, and over both floors",
-    remedy="Look at the update before the spike, and at the batch of its step.",
+    remedy=(
+        "Look at the batch of its step and at the update before it; lower `lr` or clip gradients if spikes come again."
+    ),
 )
 def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
@@ -81,6 +84,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
             + ("it did not come back" if end is None else f"it was back by step {steps[end]}, highest {peak:.3g}"),
             after=int(steps[at - 1]),
             until=None if end is None else int(steps[end]),
+            stands=end is None,
             probe=grid.column,
             strength=float(values[at] - usual) / bound,
             numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
@@ -100,7 +104,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
         "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
     ),
-    remedy="Look at the first event of the chain.",
+    remedy="Lower `lr`, or add warm-up steps, unless an earlier event names another cause.",
 )
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
@@ -129,10 +133,9 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
             f"from step {steps[at]} on {grid.column} stays above its starting level of {first:.3g}; at the end it is "
             f"{smooth[-1]:.3g} (median of 5 rows)"
         )
-        if (updates := _recorded(steps)) < TOO_EARLY and smooth[-1] - first <= EXPLODED_LOSS * abs(first):
-            yield _too_young(grid, "divergence", updates, text)
-            return
-        yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
+        far = smooth[-1] - first > EXPLODED_LOSS * abs(first)
+        event = _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
+        yield event if far else replace(event, judged_from=TOO_EARLY)
 
 
 def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
@@ -156,7 +159,7 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
         "note, which leaves it open, where it stands still near its start, and below 50 updates: "
         "`PLATEAU_GAIN`, `PLATEAU_RELAPSE`"
     ),
-    remedy="Look at the first event of the chain.",
+    remedy="Try `lr` ten times lower and, if the loss fell at no rate, ten times higher; check the labels.",
 )
 def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
@@ -196,7 +199,7 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
     if len(values) < PLATEAU_ROWS:
         return
     smooth = level(values)[LEVEL_ROWS // 2 :]
-    updates, steps = _recorded(steps), steps[LEVEL_ROWS // 2 :]
+    steps, judged_from = steps[LEVEL_ROWS // 2 :], 0
     guess = uniform(evidence, grid)
     began = float(smooth[0]) if explosion(values) is None else start(values)
     first, lowest, last = began if guess is None else min(began, guess), float(smooth.min()), float(smooth[-1])
@@ -205,9 +208,7 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
         of = f"its first level of {first:.3g}"
         of = of if first == began else f"that of a uniform guess over {evidence.classes} classes, {first:.3g}"
         at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} below {of}"
-        if updates < TOO_EARLY:
-            yield _too_young(grid, "plateau", updates, text)
-            return
+        judged_from = TOO_EARLY
     elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
         at = last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
         text = (
@@ -228,25 +229,7 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
         after=int(earlier[-1]) if at and len(earlier) else None,
         probe=grid.column,
         numbers={"first": first, "lowest": lowest, "last": last},
-    )
-
-
-def _recorded(steps: np.ndarray) -> int:
-    """Counts the updates of the record, from its first row on: a run may be watched from the middle on."""
-    return int(steps[-1] - steps[0]) + 1
-
-
-def _too_young(grid: Grid, kind: str, updates: int, text: str) -> Event:
-    """Leaves open what becomes of a loss that has not fallen yet: a warm-up takes as many updates."""
-    return Event(
-        kind,
-        kind,
-        int(grid.steps[0]),
-        grid.phase,
-        f"{text}; too early to tell after {updates} updates: a {kind} is judged from {TOO_EARLY} updates on",
-        "note",
-        probe=grid.column,
-        open="the loss may still fall",
+        judged_from=judged_from,
     )
 
 

@@ -9,15 +9,13 @@ import numpy as np
 from ..events import Event, detector
 from ..evidence import Evidence
 from ..order import describe
-from ..series import first_above, past_largest, times, went_on_learning
+from ..series import at_the_end, first_above, past_largest, times
 
 # The norm input divides the gradient through the norm (||J|| ~ sqrt(d) / ||x||). Sudden growth is measured against the
 # input's own past. Slow growth is measured against the start of the run, since DeepNorm's alpha sqrt(d) is there by
 # construction. The limit of slow growth is an order of magnitude, since the stream of a Pre-LN model that learns well
-# grows by a few times. Slow growth after which the loss still reached a new minimum is a note. (An example is GPT-2:
-# with its usual initialisation the input of the last norm starts at sqrt(d) / 30 and grows tenfold within 13 steps.)
-# The minimum is that of the level, since a single row of the loss may be low by chance, as in healthy Pre-LN models of
-# the training half of results/alarm.
+# grows by a few times. Slow growth is judged by the loss alone. (An example is GPT-2: with its usual initialisation the
+# input of the last norm starts at sqrt(d) / 30 and grows tenfold within 13 steps.)
 LN_JUMP = 3.0  # norm input over the largest before
 LN_GROWTH = 10.0  # norm input over the run's start
 
@@ -27,8 +25,8 @@ LN_GROWTH = 10.0  # norm input over the run's start
     "growth of norm inputs",
     reads={"ln_input": "probe ln_input"},
     rule=(
-        "`ln_input.value`: sudden: > `LN_JUMP` x the rows before; slow: > `LN_GROWTH` x the run's own start, "
-        "a note where the loss still came to a new minimum"
+        "`ln_input.value`: sudden: > `LN_JUMP` x the rows before; slow: > `LN_GROWTH` x the run's own start, whose "
+        "condition never stands, since norm inputs of healthy models grow"
     ),
     remedy="Look at the named layer: its branch is too large. Initialise it smaller, or lower `lr`.",
 )
@@ -53,7 +51,6 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
     (row, _, places), ratio, threshold, text = min(candidates, key=lambda candidate: candidate[0][0])
     # Norms higher up see the same growth: it enters where it is first above on the way up.
     place = int(np.flatnonzero(np.nan_to_num(ratio[row]) > threshold)[0])
-    harmless = ratio is slow and went_on_learning(evidence.loss(), int(grid.steps[row]))
     size, factor = float(values[row, place]), float(ratio[row, place])
     yield Event(
         "ln_growth",
@@ -62,11 +59,11 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
         grid.phase,
         f"the input of the norm at {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, {factor:.3g} "
         f"{text}",
-        severity="note" if harmless else "warning",
         after=grid.before(row),
         place=grid.rows[place],
         places=places,
         probe=grid.name,
         strength=float(np.nanmax(ratio[row])) / threshold,
+        stands=ratio is sudden and at_the_end(values[:, place], row) > LN_JUMP * size / factor,
         numbers={"value": size, "factor": factor},
     )

@@ -89,6 +89,7 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
         f"{_why(evidence, keys, place, step)}: the gradient of the queries and keys of {describe(keys.rows[place])} is "
         f"{size} of the gradient of its values and output at step {step}{after}",
         severity="warning" if half and old else "note",
+        stands=half and old,
         after=keys.before(row),
         until=None if ends else until(np.any(low, axis=1, keepdims=True)[:, 0], row, keys.steps),
         place=keys.rows[place],

@@ -29,7 +29,7 @@ RISE_SD = 1.5  # robust standard deviations of a row
         "`nll`, else `loss`: level at the end over the lowest level, where none of the others says so: > "
         "`RISE_SD` robust standard deviations of a row, and over the floor of spikes at the start"
     ),
-    remedy="Look at the first event of the chain, and lower `lr`.",
+    remedy="Lower `lr`, unless an earlier event names another cause.",
 )
 def loss_rise(evidence: Evidence) -> Iterator[Event]:
     """Yield a rise of the loss unless a divergence, a plateau or a spike that did not recover says the same."""

@@ -43,7 +43,7 @@ class FlightRecording(Protocol):
     def instruments(self) -> Sequence[Any]: ...
 
 
-Record = Literal["ledger"] | FlightRecording | None
+Record = Literal["ledger", "off"] | FlightRecording | None
 
 
 def _never(row: int) -> bool:
@@ -87,8 +87,9 @@ class WatchOptions:
         if self.curvature_batch not in get_args(CurvatureBatch):
             known = " or ".join(map(repr, get_args(CurvatureBatch)))
             raise UsageError(f"curvature_batch = {self.curvature_batch!r} must be {known}.")
-        if self.record not in (None, "ledger") and not hasattr(self.record, "instruments"):
-            raise UsageError(f"record = {self.record!r} must be stabilitylab.Recorder(loss_fn), 'ledger' or None.")
+        if self.record not in (None, "ledger", "off") and not hasattr(self.record, "instruments"):
+            known = "stabilitylab.Recorder(loss_fn), 'ledger', 'off' or None"
+            raise UsageError(f"record = {self.record!r} must be {known}.")
 
     def keywords(self) -> dict[str, Any]:
         """Return the options by name, for a function that takes them as keywords."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,12 +18,17 @@ from .._engine.watched import Watched
 from ..parameters.layouts import local
 from ..places.naming import ParameterPlaces, named
 from ..state import Digester, numbers_of
-from ..state.bits import version
+from ..state.bits import version, versions
 from .instrument import Instrument
+from .training_pass import TrainingRows
 
 MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
 ZEROS = 0.1  # a share of zeros that differs by so much is a fact: moments of rare embeddings come and go
+GRADUAL = 0.05  # a share: a sparse ledger stores gradual changes of the rate once they amount to this
+SAMPLED = 3  # step counts that are read of a group
 ABSENT = "absent"
+PLAIN_TYPES = {Tensor, nn.Parameter}
+FORWARDS = "forwards of an update"
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class LedgerFact:
 
     ``kind``: "setting" (of a parameter group), "state" (of the optimizer: step counts, entries, share of zeros), "flag"
     (``training`` of a module, ``requires_grad`` or ``dtype`` of a parameter), "attribute" (a number of a module),
-    "write" (a parameter or a moment was written between two updates). ``before`` is None for the first value of a run.
+    "write" (a parameter or a moment was written between two updates), "loop" (forward passes of an update, known in
+    probed rows). ``before`` is None for the first value of a run.
     """
 
     step: int
@@ -47,10 +54,13 @@ class LedgerFact:
 class UpdateLedger(Instrument):
     """Records settings, flags, counts and writes of each update, and stores what changed in ``ledger.jsonl``.
 
-    Read at each update, on the host: the settings of every parameter group as its optimizer steps; its step count and
-    the number of its parameters with a state; ``training`` of modules, ``requires_grad`` and ``dtype`` of parameters;
-    the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which names a
-    tensor that something else than the optimizer wrote to. A setting that is a tensor is read with its row.
+    ``sparse``: the ledger of every watched run. It has no digests, stores gradual changes of a rate once they amount to
+    5 %, leaves out settings that lie on a device, and stores 20 changes of a name that goes on changing.
+
+    Read at each update, on the host: the settings of every parameter group as its optimizer steps; the number of its
+    parameters with a state, and the step counts of three; ``training`` of modules, ``requires_grad`` and ``dtype`` of
+    parameters; the numbers among the attributes of modules; autograd's count of writes to parameters and moments, which
+    names a tensor that something else than the optimizer wrote to. A setting that is a tensor is read with its row.
     Each ``digests`` updates, on the device: digests of parameters and moments before the step of update t and after
     that of update t - 1, which tell if a write changed a bit (also one through ``.data``, which autograd does not
     count), and the share of zeros in moments.
@@ -58,17 +68,22 @@ class UpdateLedger(Instrument):
     Nothing is written to the model, the optimizers or a random state.
     """
 
-    def __init__(self, digests: int = 10) -> None:
+    def __init__(self, digests: int = 10, sparse: bool = False) -> None:
         if isinstance(digests, bool) or not isinstance(digests, int) or digests < 0:
             raise UsageError(f"digests = {digests!r} must be a number of updates, 0 for no digests.")
-        self.digests = digests
+        self.digests, self.sparse = digests, sparse
         self.heard: list[Callable[[LedgerFact], object]] = []
+        self.training: TrainingRows | None = None  # of the watcher, which counts forwards in probed rows
         self._known: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._rates: dict[str, float] = {}  # of the update before, where gradual changes are left out
+        self._calls: dict[int, int] = {}  # steps that each optimizer has begun
+        self._seen: dict[str, list[Any]] = {}  # flags and numbers of the update before
+        self._names: list[str] = []  # of the tensors that are held
+        self._marks: tuple[list[str], list[Any]] = ([], [])  # names and counted writes after the last steps
         self._facts: list[LedgerFact] = []
         self._step = -1
         self._handles: list[Any] = []
-        self._versions: dict[str, tuple[int | None, int]] = {}
         self._written: set[str] = set()
         self._mark: tuple[int, list[str], Tensor] | None = None  # of update, whose, digests after the one before
         self._coming: list[tuple[Callable[[Tensor], None], Tensor, Any]] = []
@@ -84,7 +99,7 @@ class UpdateLedger(Instrument):
         self._attributes = numbers_of(watched.model)
         self._parameters = ParameterPlaces(watched.model)
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_, number=number: self._stepping(number))
+            _before_step(optimizer, lambda *_, number=number: self._stepping(number))
             for number, optimizer in enumerate(watched.optimizers)
         ]
         self._stepped: set[int] = set()
@@ -93,15 +108,21 @@ class UpdateLedger(Instrument):
         self._step = row.step
         self._stepped = set()
         self._flags()
+        passes = self.training and self.training.passes
+        if passes is not None and passes.attached and passes.forwards:
+            self._note(row.step, "loop", FORWARDS, passes.forwards)
 
     def after_step(self, number: int) -> None:
         self._stepped.add(number)
         if len(self._stepped) < len(self._watched.optimizers):
             return
-        held = dict(self._held())
-        self._versions = {name: _writes(tensor) for name, tensor in held.items()}
+        tensors = self._tensors()
+        if len(self._names) != len(tensors):
+            self._names = [name for name, _ in self._held()]
+        self._marks = self._names, _counted(tensors)
         self._written = set()
         if self.digests and (self._step + 1) % self.digests == 0:
+            held = dict(self._held())
             digests = self._digester.each(list(held.values()))
             self._mark = None if digests is None else (self._step + 1, list(held), digests)
 
@@ -122,16 +143,21 @@ class UpdateLedger(Instrument):
             self._store()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ledger": {"known": dict(self._known), "counts": dict(self._counts)}}
+        own = {"known": self._known, "counts": self._counts, "rates": self._rates, "calls": self._calls}
+        return {"ledger": {name: dict(each) for name, each in own.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         kept = state.get("ledger", {})
-        self._known, self._counts = dict(kept.get("known", {})), dict(kept.get("counts", {}))
+        own = (dict(kept.get(name, {})) for name in ("known", "counts", "rates", "calls"))
+        self._known, self._counts, self._rates, self._calls = own
+        self._seen = {}
 
     def _stepping(self, number: int) -> None:
         """Called as an optimizer begins its step. An error must not reach it: the ledger ends, and training goes on."""
         try:
+            self._calls.setdefault(number, self._step)
             self._read(number)
+            self._calls[number] += 1
         except Exception as error:
             for handle in self._handles:
                 handle.remove()
@@ -143,7 +169,10 @@ class UpdateLedger(Instrument):
         for at, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 name = f"optimizer {number} group {at} {key}"
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and self.sparse:
+                    if value.device.type == "cpu":
+                        self._setting(self._step, name, value)
+                elif isinstance(value, Tensor):
                     self._take_later(value.detach().clone(), partial(self._setting, self._step, name))
                 elif key != "params":
                     self._setting(self._step, name, value)
@@ -156,28 +185,47 @@ class UpdateLedger(Instrument):
         self._coming.append((take, *copied_over(numbers)))
 
     def _setting(self, step: int, name: str, value: Any) -> None:
-        self._note(step, "setting", name, _plain(value))
+        if self.sparse and name.endswith(" lr"):
+            self._rate(step, name, _plain(value))
+        else:
+            self._note(step, "setting", name, _plain(value))
+
+    def _rate(self, step: int, name: str, rate: Any) -> None:
+        """Note a rate whose change since the last stored one amounts to GRADUAL, with the rate of the update before."""
+        key = f"setting {name}"
+        before, stored = self._rates.get(name), self._known.get(key)
+        self._rates[name] = rate
+        if before is None or not isinstance(stored, int | float) or not isinstance(rate, int | float):
+            self._note(step, "setting", name, rate)
+        elif abs(rate - stored) > GRADUAL * max(abs(rate), abs(stored)) or rate - rate != 0:
+            self._known[key] = before
+            self._note(step, "setting", name, rate)
+            self._known[key] = rate
 
     def _count(self, number: int, at: int, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         states = [optimizer.state[one] for one in group["params"] if optimizer.state.get(one)]
         name = f"optimizer {number} group {at}"
         if self._known.get(f"state {name} parameters with state") or states:
             self._note(self._step, "state", f"{name} parameters with state", len(states))
-        counts = [one["step"] for one in states if "step" in one]
+        counts = [one["step"] for one in _some(states) if "step" in one]
         known = [float(one) for one in counts if not isinstance(one, Tensor) or one.device.type == "cpu"]
         if not known:
             return
-        # a count that goes up by one is no change: the stored number is that of updates that it is behind
-        lag = self._step - int(max(known))
+        # a count that goes up by one is no change: the stored number is that of steps that it is behind
+        lag = self._calls[number] - int(max(known))
         self._note(self._step, "state", f"{name} updates without a step", lag, first=lag != 0)
 
     def _look(self) -> None:
         """Look for writes since the last steps: by autograd's counts, and by digests where they are due."""
         mark, self._mark = self._mark, None
-        held = dict(self._held())
-        for name, tensor in held.items():
-            if name in self._versions and _writes(tensor) != self._versions[name]:
-                self._written.add(name)
+        names, marks = self._marks
+        writes = _counted(self._tensors())
+        if marks and writes != marks:
+            self._names = [name for name, _ in self._held()]
+            before = dict(zip(names, marks, strict=True))
+            now = zip(self._names, writes, strict=True)
+            self._written |= {name for name, own in now if name in before and before[name] != own}
+        held = dict(self._held()) if mark is not None else {}
         after = None
         if mark is not None and mark[:2] == (self._step, list(held)):
             after = self._digester.each(list(held.values()))
@@ -186,12 +234,34 @@ class UpdateLedger(Instrument):
             self._share_zeros()
         else:
             for name in sorted(self._written):
-                self._add(LedgerFact(self._step, "write", name, None, "written, bits not compared"))
+                fact = LedgerFact(self._step, "write", name, None, "written, bits not compared")
+                if self.sparse:
+                    self._count_change(fact, True)
+                else:
+                    self._add(fact)
+            if self._written.difference(self._parameters()):
+                self._share_zeros()
 
     def _compare(self, step: int, names: list[str], digests: Tensor) -> None:
         for name, before, after in zip(names, *digests.tolist(), strict=True):
             if before != after:
                 self._add(LedgerFact(step, "write", name, _hex(before), _hex(after)))
+
+    def _tensors(self) -> list[Tensor]:
+        """Return parameters and the optimizers' tensors of their size, in the order of :meth:`_held`."""
+        places = self._parameters()
+        known = {id(parameter) for parameter in places.values()}
+        return [
+            *places.values(),
+            *(
+                value
+                for optimizer in self._watched.optimizers
+                for parameter, state in optimizer.state.items()
+                if id(parameter) in known
+                for value in state.values()
+                if isinstance(value, Tensor) and value.dim()
+            ),
+        ]
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and the optimizers' tensors of their size, by name."""
@@ -228,18 +298,31 @@ class UpdateLedger(Instrument):
                 self._note(step, "state", name, round(share, 3))
 
     def _flags(self) -> None:
-        training = [module.training for _, module in self._modules]
-        whole = bool(training and training[0])
-        for (path, _), flag in zip(self._modules, training, strict=True):
-            self._flag(f"training of {path or 'the model'}", flag, usual=whole)
-        for name, parameter in self._parameters().items():
-            self._flag(f"requires_grad of {name}", parameter.requires_grad, usual=True)
-            self._flag(f"dtype of {name}", str(parameter.dtype), usual=None)
-        for name, held, key in self._attributes:
-            value = held.get(key, ABSENT)
-            known = self._known.get(f"attribute {name}")
-            if value is not known and value != known:
-                self._note(self._step, "attribute", name, _plain(value), first=False)
+        """Look for flags and numbers of modules that differ from those of the update before; then name them."""
+        modes = [module.training for _, module in self._modules]
+        if self._differs("training", modes):
+            whole = bool(modes and modes[0])
+            for (path, _), flag in zip(self._modules, modes, strict=True):
+                self._flag(f"training of {path or 'the model'}", flag, usual=whole if path else True)
+        parameters = self._parameters()
+        needed = [parameter.requires_grad for parameter in parameters.values()]
+        types = [parameter.dtype for parameter in parameters.values()]
+        if self._differs("parameters", [*needed, *types]):
+            for name, flag, dtype in zip(parameters, needed, types, strict=True):
+                self._flag(f"requires_grad of {name}", flag, usual=True)
+                self._flag(f"dtype of {name}", str(dtype), usual=None)
+        numbers = [held.get(key, ABSENT) for _, held, key in self._attributes]
+        if self._differs("attributes", numbers):
+            for (name, *_), value in zip(self._attributes, numbers, strict=True):
+                known = self._known.get(f"attribute {name}")
+                if value is not known:
+                    self._note(self._step, "attribute", name, _plain(value), first=False)
+
+    def _differs(self, what: str, values: list[Any]) -> bool:
+        """Return True if these are not the objects of the update before."""
+        before = self._seen.get(what, [])
+        self._seen[what] = values
+        return len(before) != len(values) or not all(map(is_, before, values))
 
     def _flag(self, name: str, value: Any, usual: Any) -> None:
         """Note a flag. Its first value is a fact only if it is not the usual one."""
@@ -257,7 +340,7 @@ class UpdateLedger(Instrument):
             self._count_change(LedgerFact(step, kind, name, before, value), is_known)
 
     def _count_change(self, fact: LedgerFact, is_known: bool) -> None:
-        if fact.kind == "attribute":
+        if fact.kind == "attribute" or (self.sparse and not fact.name.endswith(" lr")):
             count = self._counts[fact.name] = self._counts.get(fact.name, 0) + 1
             if count == MOST_CHANGES:
                 fact = LedgerFact(fact.step, fact.kind, fact.name, fact.before, "goes on changing; stored no more")
@@ -267,7 +350,7 @@ class UpdateLedger(Instrument):
 
     def _add(self, fact: LedgerFact, heard: bool = True) -> None:
         self._facts.append(fact)
-        for listener in self.heard if heard else ():
+        for listener in self.heard if heard and fact.kind != "loop" else ():
             listener(fact)
 
     def _store(self) -> None:
@@ -286,6 +369,28 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def _before_step(optimizer: Any, hook: Callable[..., None]) -> Any:
+    """Call ``hook`` before each step of an optimizer, or of the one that it wraps, as Accelerate's does."""
+    try:
+        return optimizer.register_step_pre_hook(hook)
+    except AttributeError:
+        return optimizer.optimizer.register_step_pre_hook(hook)
+
+
+def _some(states: list[Any]) -> list[Any]:
+    """Return up to SAMPLED of the states: the first, those between at even distances, and the last."""
+    if len(states) <= SAMPLED:
+        return states
+    return [states[place * (len(states) - 1) // (SAMPLED - 1)] for place in range(SAMPLED)]
+
+
+def _counted(tensors: list[Tensor]) -> list[tuple[int | None, int]]:
+    """Return the marks of :func:`_writes` for tensors; in one go where all of them are plain."""
+    if set(map(type, tensors)) <= PLAIN_TYPES:
+        return [*zip(versions(tensors), map(Tensor.data_ptr, tensors), strict=True)]
+    return [_writes(tensor) for tensor in tensors]
 
 
 def _writes(tensor: Tensor) -> tuple[int | None, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,13 @@ def layout(tensor: Tensor) -> Layout:
 def version(tensor: Tensor) -> int | None:
     """Return the number of writes that autograd saw; None for an inference tensor, which counts none."""
     return None if tensor.is_inference() else tensor._version
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int | None]:
+    """Return the :func:`version` of each tensor, in one go where none is an inference tensor."""
+    if any(map(Tensor.is_inference, tensors)):
+        return [version(tensor) for tensor in tensors]
+    return [tensor._version for tensor in tensors]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

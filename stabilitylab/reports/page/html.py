@@ -131,6 +131,7 @@ def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
             if one.first
             else None,
             "remedies": one.remedies,
+            "unknown": one.unknown,
         }
         for one in view.told
     ]

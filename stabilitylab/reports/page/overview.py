@@ -35,13 +35,14 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Told:
-    """One run: its sentence, what happened in it, and what to do about what came first."""
+    """One run: its sentence, what happened in it, what to do about what came first, and if its cause is unknown."""
 
     record: Record
     sentence: str
     events: tuple[Event, ...] = ()
     first: tuple[Event, ...] = ()
     remedies: tuple[str, ...] = ()
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def _told(record: Record) -> Told:
     found = record.diagnosis
     if found is None:
         return Told(record, sentence(record, found))
-    return Told(record, sentence(record, found), found.events, found.cause.together, tuple(found.remedies))
+    return Told(
+        record, sentence(record, found), found.events, found.cause.together, tuple(found.remedies), found.unknown
+    )
 
 
 def curves(runs: Runs) -> Picture | None:
@@ -222,6 +225,8 @@ def track(event: Event, last: int) -> dict[str, Any]:
         "where": event.where,
         "severity": event.severity,
         "evidence": event.evidence,
+        "consequence": event.consequence,
+        "remedy": event.remedy,
         "probe": table,
         "layer": place.layer if place and place.layer > 0 else None,
         "stack": place.stack if place else "",

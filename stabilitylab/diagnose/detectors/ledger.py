@@ -1,0 +1,174 @@
+"""Changes of the loop that the ledger of updates names exactly: settings, the optimizer's state, flags, writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...changes import Kind, LoopChange
+from ..changed import ALWAYS, BETWEEN, SETTING, change_events
+from ..events import LEDGER, Event, detector
+from ..evidence import Evidence
+
+READS = {LEDGER: ALWAYS}
+STATE: tuple[Kind, ...] = ("reset", "replaced", "write")
+
+
+def is_rare(change: LoopChange) -> bool:
+    """Return False for what changes again and again: it is a schedule, or a counter."""
+    return change.is_rare
+
+
+@detector(
+    "schedule_restart",
+    "schedule restart",
+    reads=READS,
+    role="setting",
+    explains=("update_jump",),
+    rule=(
+        "the learning rate of a group jumps to a former value, and goes on as it went from there, or jumps back to its "
+        "first value; a note if restarts come at even intervals, or at ones that grow by a constant factor"
+    ),
+    remedy="Restore the scheduler's state at a resume (`scheduler.load_state_dict`), or set its `last_epoch`.",
+    names_cause=True,
+)
+def schedule_restart(evidence: Evidence) -> Iterator[Event]:
+    yield from change_events(evidence, "schedule_restart", "schedule restart", SETTING, ("restart",))
+
+
+@detector(
+    "optimizer_setting",
+    "change of an optimizer setting",
+    reads=READS,
+    role="setting",
+    explains=("update_jump",),
+    rule=(
+        "betas, eps, weight decay, momentum or any other setting of a group changes, but for the learning rate; not if "
+        "it changes three times, as by a schedule"
+    ),
+    remedy="Set it back, or change it by a schedule.",
+    names_cause=True,
+)
+def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
+    title = "change of an optimizer setting"
+    yield from change_events(evidence, "optimizer_setting", title, SETTING, ("setting",), is_rare)
+
+
+@detector(
+    "optimizer_state",
+    "optimizer state",
+    reads=READS,
+    role="setting",
+    explains=("update_jump",),
+    rule=(
+        "parameters lose their state; the step count falls, or goes forward by more than one; more than 90 % of the "
+        "moments are zeros, and less than half were before; moments are written between two updates"
+    ),
+    remedy="Keep the optimizer, or load its state of the step that the weights are of, and warm `lr` up again.",
+    names_cause=True,
+)
+def optimizer_state(evidence: Evidence) -> Iterator[Event]:
+    """A state that was dropped and comes back with a count from 0 is one event."""
+
+    def is_state(change: LoopChange) -> bool:
+        return change.kind != "write" or change.of_moments
+
+    yield from change_events(evidence, "optimizer_state", "optimizer state replaced", SETTING, STATE, is_state)
+
+
+@detector(
+    "frozen_parameters",
+    "frozen parameters",
+    reads=READS,
+    role="setting",
+    explains=("dead_layer",),
+    rule="`requires_grad` of parameters goes from True to False; a note where it goes from False to True",
+    remedy="Call `requires_grad_(True)` on them, or leave them out of the optimizer on purpose.",
+    names_cause=True,
+)
+def frozen_parameters(evidence: Evidence) -> Iterator[Event]:
+    yield from change_events(evidence, "frozen_parameters", "frozen parameters", BETWEEN, ("frozen",))
+    yield from change_events(evidence, "frozen_parameters", "unfrozen parameters", BETWEEN, ("thawed",))
+
+
+@detector(
+    "foreign_write",
+    "weights written by something else",
+    reads=READS,
+    role="setting",
+    explains=("weight_jump", "update_jump", "ln_growth"),
+    rule=(
+        "a parameter is written between two updates, which no optimizer did, by autograd's count; a note where it is "
+        "written more than twice, as by an evaluation with averaged weights"
+    ),
+    remedy="Find the code that writes to the weights between two updates, such as `load_state_dict`.",
+    names_cause=True,
+)
+def foreign_write(evidence: Evidence) -> Iterator[Event]:
+    def is_weights(change: LoopChange) -> bool:
+        return not change.of_moments
+
+    title = "weights written by something else"
+    yield from change_events(evidence, "foreign_write", title, BETWEEN, ("write",), is_weights)
+
+
+@detector(
+    "eval_mode",
+    "eval mode while training",
+    reads=READS,
+    role="setting",
+    rule="`training` of the model or of a module goes to False and is so at an update; a note if it was from the start",
+    remedy="Call `model.train()` after each evaluation, before the next forward pass.",
+    names_cause=True,
+)
+def eval_mode(evidence: Evidence) -> Iterator[Event]:
+    yield from change_events(evidence, "eval_mode", "eval mode while training", BETWEEN, ("mode",))
+
+
+@detector(
+    "dtype_change",
+    "change of dtype",
+    reads=READS,
+    role="setting",
+    rule="the dtype of parameters changes between two updates",
+    remedy="Keep weights in their dtype, and use `torch.autocast` for a lower precision.",
+    names_cause=True,
+)
+def dtype_change(evidence: Evidence) -> Iterator[Event]:
+    yield from change_events(evidence, "dtype_change", "change of dtype", BETWEEN, ("dtype",))
+
+
+@detector(
+    "accumulation_change",
+    "change of accumulation",
+    reads=READS,
+    role="setting",
+    explains=("exploding_gradient", "update_jump"),
+    rule="another number of forward passes makes an update than in the probed row before",
+    remedy="Accumulate as many micro-batches as before, or divide each loss by their number.",
+    names_cause=True,
+)
+def accumulation_change(evidence: Evidence) -> Iterator[Event]:
+    """The number is known in probed rows, so that the change lies after the probed row before."""
+    for event in change_events(evidence, "accumulation_change", "change of accumulation", BETWEEN, ("accumulation",)):
+        yield replace(event, after=_probed_before(evidence, event.step))
+
+
+@detector(
+    "module_setting",
+    "change of a number of a module",
+    reads=READS,
+    role="setting",
+    rule="a number among a module's attributes, such as `p` of a dropout, changes at most twice; a note",
+    remedy="Look for what sets it during training.",
+    names_cause=True,
+)
+def module_setting(evidence: Evidence) -> Iterator[Event]:
+    title = "change of a number of a module"
+    yield from change_events(evidence, "module_setting", title, BETWEEN, ("attribute",), is_rare)
+
+
+def _probed_before(evidence: Evidence, step: int) -> int | None:
+    tables = (evidence.grid(name) for name in evidence.run.tables if evidence.run.table(name).phase == "forward")
+    steps = [int(at) for grid in tables if grid is not None for at in grid.steps if at < step]
+    return max(steps, default=None)
