@@ -74,9 +74,11 @@ def _from_the_start(facts: Sequence[Fact]) -> Iterator[LoopChange]:
 
 
 def attribute_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
-    """Yield changes of numbers of modules, each a note."""
+    """Yield changes of numbers of modules, each a note. A name with a leading underscore is the module's own affair, such
+    as a value that it keeps."""
     for fact in facts:
-        if fact["kind"] == "attribute" and not is_first(fact):
+        own = fact["name"].rpartition(".")[2].startswith("_")
+        if fact["kind"] == "attribute" and not own and not is_first(fact):
             said = f"{fact['name']} changed from {fact['before']} to {fact['after']} at step {fact['step']}"
             often = sum(f["kind"] == "attribute" and f["name"] == fact["name"] for f in facts) > FEW
             advice = f"Look for what sets `{fact['name']}` during training."

@@ -14,6 +14,7 @@ import torch
 from diagnose_cases import Copier, found, kinds, only, train
 
 from stabilitylab.changes import LoopChange, changes_of
+from stabilitylab.changes.flags import attribute_changes
 from stabilitylab.diagnose import Diagnosis
 
 AT, STEPS = 33, 50
@@ -277,3 +278,14 @@ def test_a_rate_that_was_taken_back_does_not_stand() -> None:
     (lasting,) = [one for one in rates([1.0] * 5 + [30.0] * 8) if one.kind == "rate"]
     assert lasting.stands
     assert lasting.remedy == "Set `lr` back from 30 to 1, or warm it up from there."
+
+
+def test_a_number_of_a_module_is_a_note_unless_it_is_its_own_affair() -> None:
+    facts = [
+        {"step": step, "kind": "attribute", "name": name, "before": before, "after": after}
+        for name in ("layers.0.dropout.p", "schedule._value")
+        for step, before, after in ((0, None, 0.5), (7, 0.5, 0.1))
+    ]
+    [change] = attribute_changes(facts)
+    assert change.sentence == "layers.0.dropout.p changed from 0.5 to 0.1 at step 7"
+    assert not change.accused

@@ -29,7 +29,7 @@ def test_a_run_of_probe_is_replayed_bit_for_bit_without_its_data(run: Any, tmp_p
     found = json.loads(out)
     assert found["verdict"] == "no trouble"
     assert found["audit"] == {"replayed": 13, "equal": 13, "full": 4, "parted": []}
-    assert [one["kind"] for one in found["findings"]] == ["attribute"], "alpha of BranchNorm, a note"
+    assert found["findings"] == [], "alpha of BranchNorm is the model's own affair"
     assert found["unchecked"] == []
 
 
