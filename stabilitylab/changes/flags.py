@@ -74,8 +74,8 @@ def _from_the_start(facts: Sequence[Fact]) -> Iterator[LoopChange]:
 
 
 def attribute_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
-    """Yield changes of numbers of modules, each a note. A name with a leading underscore is the module's own affair, such
-    as a value that it keeps."""
+    """Yield changes of numbers of modules, each a note. A name with a leading underscore is the module's own affair,
+    such as a value that it keeps."""
     for fact in facts:
         own = fact["name"].rpartition(".")[2].startswith("_")
         if fact["kind"] == "attribute" and not own and not is_first(fact):
