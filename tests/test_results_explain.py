@@ -15,7 +15,8 @@ import pytest
 from loose_scripts import scripts_of
 from scipy import stats
 
-from stabilitylab.explain import AuditFinding, audit, facts, flight, harm, interventions, judge, relations
+from stabilitylab.changes import rates, settings
+from stabilitylab.explain import AuditFinding, audit, flight, harm, interventions, judge, relations
 
 PAGE = (Path(__file__).resolve().parents[1] / "results" / "explain" / "README.md").read_text(encoding="utf-8")
 
@@ -47,8 +48,8 @@ def test_the_page_has_the_thresholds_of_the_code() -> None:
         "Level of a loss": (flight.WINDOW, flight.LEAST),
         "Trouble": (flight.SPREADS, 100 * flight.SHARE),
         "It lasted": (flight.LAST, flight.LASTING, 100 * flight.LASTING_SHARE),
-        "A jump of the rate": (facts.JUMP, 100 * facts.RAMP),
-        "Another setting": (facts.OFTEN,),
+        "A jump of the rate": (rates.JUMP, round(100 * rates.RAMP)),
+        "Another setting": (settings.OFTEN,),
         "An update, not a write": (100 * audit.MOSTLY,),
         "Bad batch": (judge.SPREADS, 100 * judge.SHARE),
         "Shifted labels": (100 * judge.ROLLED,),
