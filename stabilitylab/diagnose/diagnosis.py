@@ -91,7 +91,8 @@ class Diagnosis:
         if self.cause.first is None:
             noted = {event.kind: event for event in reversed(self.events)}.values()
             notes = "".join(f" Note: {event.evidence.rstrip('.')}." for event in noted)
-            nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found"
+            harm = " that did harm" if notes else ""
+            nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found{harm}"
             whether = f"{self.run} ({ended}): {nothing}, but {', and '.join(self.untold)}."
             text = (whether if self.untold else f"{self.run} is healthy ({ended}): {nothing}.") + notes
             text = text if self.checked else f"{self.run} ({ended}): nothing was recorded that can be checked."
