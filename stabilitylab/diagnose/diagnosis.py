@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError, listed
 from ..store import Run
+from ..store.layout import BLACK_BOX
 from ..store.reader import of_snapshots
 from .announced import announced
 from .audited import audited
@@ -40,6 +41,7 @@ class Diagnosis:
     - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
       unwatched run.
     - ``audit``: what was checked of the model and the loop at the first row, a clause each.
+    - ``replayable``: a flight recorder wrote a black box, which ``explain`` replays.
     """
 
     run: str
@@ -56,6 +58,7 @@ class Diagnosis:
     doubts: tuple[str, ...] = ()
     not_neutral: tuple[str, ...] = ()
     audit: tuple[str, ...] = ()
+    replayable: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -120,7 +123,7 @@ class Diagnosis:
         """A sentence if something is wrong and none of the events that came first names a cause; else ""."""
         if self.cause.first is None or any(event.names_cause for event in self.cause.together):
             return ""
-        return UNKNOWN
+        return f"Cause unknown: `stabilitylab explain {self.run}` can test it." if self.replayable else UNKNOWN
 
     def _last_words(self) -> list[str]:
         room = as_sentence(self.headroom) if self.headroom else ""
@@ -221,6 +224,7 @@ def _diagnosed(run: Run) -> Diagnosis:
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
         audit=audited(run.manifest),
+        replayable=any((run.path / BLACK_BOX).glob("*.pt")),
     )
 
 

@@ -318,6 +318,8 @@ def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:
     assert alone.remedies == [DETECTORS["divergence"].remedy]
     assert alone.as_dict()["cause"] == "unknown"
     assert "Cause unknown: `stabilitylab explain` can test it" in alone.paragraph
+    recorded = replace(alone, replayable=True)
+    assert f"Cause unknown: `stabilitylab explain {diagnosis.run}` can test it. What to do" in recorded.paragraph
     assert "Cause unknown" not in diagnosis.paragraph, "a jump of the rate names the cause"
 
 
