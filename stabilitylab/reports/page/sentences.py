@@ -99,11 +99,8 @@ def _nothing(record: Record, found: Diagnosis) -> str:
     notes: dict[str, int] = {}
     for event in found.events:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
-    noted = (
-        f" that did harm (noted: {listed([f'{title} at update {step}' for title, step in notes.items()])})"
-        if notes
-        else ""
-    )
+    told = listed([f"{title} at update {step}" for title, step in notes.items()])
+    noted = f" that did harm (noted: {told})" if notes else ""
     untold = f"; {listed(found.pending)}" if found.pending else ""
     if found.open and record.judged is None:  # else its state says so
         untold += f"; it is not known whether the run trains: {found.open}"
