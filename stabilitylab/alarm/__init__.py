@@ -8,9 +8,9 @@ failed.
 from .alarm import Alarm, Alert
 from .calibrating import calibrate
 from .calibration import CalibratedRule, Calibration, HealthyRun
+from .row_signals import Reading, Signals
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted
 from .signal import SIGNALS, Signal, names, signal
-from .signals import Reading, Signals
 
 __all__ = [
     "SIGNALS",

@@ -15,9 +15,9 @@ from ..schema import Cells, Row, Table
 from .calibration import SUFFIX, Calibration
 from .past import LEAST
 from .rates import RateJump, Rates
+from .row_signals import Reading, Signals
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted
 from .signal import signal_of
-from .signals import Reading, Signals
 
 log = logging.getLogger("stabilitylab.alarm")
 

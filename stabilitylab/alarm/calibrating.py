@@ -19,9 +19,9 @@ from .healthy import named, refuse_ill, refuse_other_lengths, refuse_other_table
 from .past import LEAST
 from .reading import rows
 from .recipe import differences, recipe_of
+from .row_signals import Signals
 from .rules import AlarmRule, RuleSet, fitted
 from .signal import signal_of
-from .signals import Signals
 
 RULES = "combination"  # the rules that are calibrated by default
 

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from ..errors import UsageError
+from .row_signals import Reading
 from .signal import names, signal_of
-from .signals import Reading
 
 FITTED = "fitted.json"
 BOUND = 20.0  # the largest absolute value of a compressed signal

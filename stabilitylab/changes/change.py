@@ -26,6 +26,11 @@ Kind = Literal[
     "accumulation",
 ]
 LEDGER = "the ledger of updates"
+# Names of facts, behind the name of their optimizer's group, as the ledger writes them.
+WITH_STATE = "parameters with state"
+BEHIND = "updates without a step"
+ZEROS_IN = "share of zeros in"
+FORWARDS = "forwards of an update"
 
 
 @dataclass(frozen=True)

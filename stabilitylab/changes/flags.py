@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import listed
-from .change import Fact, LoopChange, counted, is_first, place_of
+from .change import FORWARDS, Fact, LoopChange, counted, is_first, place_of
 
 FEW = 2  # a number of a module that changes more often is a schedule, or a counter
-FORWARDS = "forwards of an update"
 
 
 def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
@@ -76,15 +75,14 @@ def _from_the_start(facts: Sequence[Fact]) -> Iterator[LoopChange]:
 def attribute_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     """Yield changes of numbers of modules, each a note. A name with a leading underscore is the module's own affair,
     such as a value that it keeps."""
-    for fact in facts:
-        own = fact["name"].rpartition(".")[2].startswith("_")
-        if fact["kind"] == "attribute" and not own and not is_first(fact):
-            said = f"{fact['name']} changed from {fact['before']} to {fact['after']} at step {fact['step']}"
-            often = sum(f["kind"] == "attribute" and f["name"] == fact["name"] for f in facts) > FEW
-            advice = f"Look for what sets `{fact['name']}` during training."
-            yield LoopChange(
-                "attribute", fact["name"], fact["step"], said, remedy=advice, accused=False, is_rare=not often
-            )
+    found = [fact for fact in facts if fact["kind"] == "attribute"]
+    times = Counter(fact["name"] for fact in found)
+    for fact in found:
+        name = fact["name"]
+        if not is_first(fact) and not name.rpartition(".")[2].startswith("_"):
+            said = f"{name} changed from {fact['before']} to {fact['after']} at step {fact['step']}"
+            advice, rare = f"Look for what sets `{name}` during training.", times[name] <= FEW
+            yield LoopChange("attribute", name, fact["step"], said, remedy=advice, accused=False, is_rare=rare)
 
 
 def accumulation_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import listed
-from .change import LEDGER, Fact, LoopChange, counted, is_first, place_of
+from .change import BEHIND, LEDGER, WITH_STATE, ZEROS_IN, Fact, LoopChange, counted, is_first, place_of
 
 EMPTY, FILLED = 0.9, 0.5  # moments are set to zero if their share of zeros goes from below FILLED to above EMPTY
 FEW = 2  # weights that are written more often are written as a matter of course, as by averaged weights
@@ -21,18 +21,18 @@ def reset_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
         if fact["kind"] != "state":
             continue
         name, step, before, after = fact["name"], fact["step"], fact["before"], fact["after"]
-        if name.endswith("parameters with state") and not is_first(fact) and after < before:
-            group = name.removesuffix(" parameters with state")
+        if name.endswith(WITH_STATE) and not is_first(fact) and after < before:
+            group = name.removesuffix(f" {WITH_STATE}")
             said = f"the state of {group} was dropped at step {step}: {before - after} of {before} parameters lost it"
             yield LoopChange("reset", group, step, said, remedy=kept, title="optimizer state dropped")
-        elif name.endswith("updates without a step") and not is_first(fact) and after > before + 1:
-            group = name.removesuffix(" updates without a step")
+        elif name.endswith(BEHIND) and not is_first(fact) and after > before + 1:
+            group = name.removesuffix(f" {BEHIND}")
             if not _dropped(facts, group, step):
                 said = f"the step count of {group} was set back by {after - before} at step {step}"
                 advice = f"Load the optimizer's state of the step that the weights are of, {WARM}."
                 yield LoopChange("reset", group, step, said, remedy=advice, title="optimizer state of an earlier step")
-        elif " share of zeros in " in name and after > EMPTY and _was_filled(facts, fact):
-            group, _, moment = name.partition(" share of zeros in ")
+        elif ZEROS_IN in name and after > EMPTY and _was_filled(facts, fact):
+            group, _, moment = name.partition(f" {ZEROS_IN} ")
             said = f"{moment} of {group} was set to zero before step {step}"
             share = f"share of zeros {before:.0%}, then" if before is not None else "moments were written; zeros:"
             advice = f"Leave the moments as they are, {WARM} where they are reset on purpose."
@@ -48,10 +48,10 @@ def replaced_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
     forward: set[int] = set()
     for fact in facts:
         name = fact["name"]
-        if fact["kind"] != "state" or is_first(fact) or not name.endswith("updates without a step"):
+        if fact["kind"] != "state" or is_first(fact) or not name.endswith(BEHIND):
             continue
         if fact["after"] < fact["before"] - 1 and fact["step"] not in resets:
-            group, ahead = name.removesuffix(" updates without a step"), fact["before"] - fact["after"]
+            group, ahead = name.removesuffix(f" {BEHIND}"), fact["before"] - fact["after"]
             said = f"the step count of {group} went forward by {ahead} at step {fact['step']}"
             forward.add(fact["step"])
             title = "optimizer state of a later step"
@@ -130,7 +130,7 @@ def _was_filled(facts: Sequence[Fact], fact: Fact) -> bool:
 
 
 def _dropped(facts: Sequence[Fact], group: str, step: int) -> bool:
-    name = f"{group} parameters with state"
+    name = f"{group} {WITH_STATE}"
     return any(f["name"] == name and step - 1 <= f["step"] <= step and not is_first(f) for f in facts)
 
 

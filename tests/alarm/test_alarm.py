@@ -12,9 +12,9 @@ import pytest
 from made import TABLES, cells, run
 
 from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, RuleSet, fitted, names
+from stabilitylab.alarm.row_signals import Reading
 from stabilitylab.alarm.rules import compressed
 from stabilitylab.alarm.signal import signal_of
-from stabilitylab.alarm.signals import Reading
 from stabilitylab.errors import UsageError
 from stabilitylab.schema import Row
 

@@ -12,8 +12,9 @@ from looped import Loop, watched
 from made import TABLES, Made, run
 
 from stabilitylab.alarm import Alarm, AlarmRule, Alert
-from stabilitylab.alarm.rates import RateJump, Rates
+from stabilitylab.alarm.rates import JUMP, RateJump, Rates
 from stabilitylab.alarm.reading import listen
+from stabilitylab.diagnose.detectors.jumps import LR_JUMP
 from stabilitylab.store import Run
 
 RULE = AlarmRule("z", {"update.z": 1.0, "grad_norm.z": 1.0}, math.log1p(12.0), "a gradient jumps")
@@ -134,3 +135,7 @@ def test_the_part_before_the_update_and_a_resume() -> None:
         assert second.state_dict() == whole.state_dict()
     old = {name: value for name, value in whole.state_dict().items() if name != "rates"}
     Alarm([RULE]).load_state_dict(old)
+
+
+def test_a_jump_is_what_diagnose_calls_one() -> None:
+    assert JUMP == LR_JUMP

@@ -10,8 +10,8 @@ from made import GRADIENTS, TABLES, UPDATES, cells, run
 
 from stabilitylab.alarm import SIGNALS, AlarmRule, Reading, names, signal
 from stabilitylab.alarm.past import Past
+from stabilitylab.alarm.row_signals import KEPT, Signals
 from stabilitylab.alarm.signal import Places, signal_of, tables_read
-from stabilitylab.alarm.signals import KEPT, Signals
 from stabilitylab.decisive import BOUND, FOUND, NOISE
 from stabilitylab.errors import UsageError
 from stabilitylab.schema import Cells, Row, Table

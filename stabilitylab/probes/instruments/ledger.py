@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...changes.change import BEHIND, FORWARDS, WITH_STATE, ZEROS_IN
 from ...errors import UsageError
 from .._engine.row import RowRecord, copied_over
 from .._engine.watched import Watched
@@ -28,7 +29,6 @@ GRADUAL = 0.05  # a share: a sparse ledger stores gradual changes of the rate on
 SAMPLED = 3  # step counts that are read of a group
 ABSENT = "absent"
 PLAIN_TYPES = {Tensor, nn.Parameter}
-FORWARDS = "forwards of an update"
 
 
 @dataclass(frozen=True)
@@ -205,15 +205,15 @@ class UpdateLedger(Instrument):
     def _count(self, number: int, at: int, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         states = [optimizer.state[one] for one in group["params"] if optimizer.state.get(one)]
         name = f"optimizer {number} group {at}"
-        if self._known.get(f"state {name} parameters with state") or states:
-            self._note(self._step, "state", f"{name} parameters with state", len(states))
+        if self._known.get(f"state {name} {WITH_STATE}") or states:
+            self._note(self._step, "state", f"{name} {WITH_STATE}", len(states))
         counts = [one["step"] for one in _some(states) if "step" in one]
         known = [float(one) for one in counts if not isinstance(one, Tensor) or one.device.type == "cpu"]
         if not known:
             return
         # a count that goes up by one is no change: the stored number is that of steps that it is behind
         lag = self._calls[number] - int(max(known))
-        self._note(self._step, "state", f"{name} updates without a step", lag, first=lag != 0)
+        self._note(self._step, "state", f"{name} {BEHIND}", lag, first=lag != 0)
 
     def _look(self) -> None:
         """Look for writes since the last steps: by autograd's counts, and by digests where they are due."""
@@ -287,7 +287,7 @@ class UpdateLedger(Instrument):
                 for key, tensors in moments.items():
                     entries = max(1, sum(one.numel() for one in tensors))
                     filled = torch.stack([one.count_nonzero() for one in tensors]).sum()
-                    names.append(f"optimizer {number} group {at} share of zeros in {key}")
+                    names.append(f"optimizer {number} group {at} {ZEROS_IN} {key}")
                     shares.append(1 - filled.double() / entries)
         if shares:
             self._take_later(torch.stack(shares), partial(self._zeros, self._step, names))
