@@ -94,7 +94,7 @@ class Diagnosis:
         if self.cause.first is None:
             noted = {event.kind: event for event in reversed(self.events)}.values()
             notes = "".join(f" Note: {event.evidence.rstrip('.')}." for event in noted)
-            harm = " that did harm" if notes else ""
+            harm = " that did harm" if notes and not self.pending else ""
             nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found{harm}"
             whether = f"{self.run} ({ended}): {nothing}, but {', and '.join(self.untold)}."
             text = (whether if self.untold else f"{self.run} is healthy ({ended}): {nothing}.") + notes

@@ -63,8 +63,9 @@ class Event:
 
     @property
     def names_cause(self) -> bool:
-        """True if its kind says what was done or is set wrong, and not merely what was seen."""
-        return self.kind in DETECTORS and DETECTORS[self.kind].names_cause
+        """True if its kind says what was done or is set wrong, and not merely what was seen; and for what is seen
+        before the first update, whose cause is the model and its initialisation."""
+        return self.step == 0 or (self.kind in DETECTORS and DETECTORS[self.kind].names_cause)
 
     @property
     def moment(self) -> tuple[int, int]:

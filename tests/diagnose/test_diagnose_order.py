@@ -320,6 +320,10 @@ def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:
     assert "Cause unknown: `stabilitylab explain` can test it" in alone.paragraph
     recorded = replace(alone, replayable=True)
     assert f"Cause unknown: `stabilitylab explain {diagnosis.run}` can test it. What to do" in recorded.paragraph
+    early = replace(divergence, step=0)
+    assert "Cause unknown" not in replace(alone, events=(early,), cause=explain([early])).paragraph, (
+        "no update was made"
+    )
     assert "Cause unknown" not in diagnosis.paragraph, "a jump of the rate names the cause"
 
 

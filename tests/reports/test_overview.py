@@ -64,8 +64,7 @@ def test_what_is_only_noted_stands_behind(tmp_path: Path) -> None:
     make_run(tmp_path, "a", layers=2, tables={"grad_norm": alike}, metrics={"nll": [7.0, 6.0, 5.0]})
     [told] = overview(Runs.load(tmp_path), []).told
     assert told.sentence.endswith(
-        " kinds of trouble was found that did harm (noted: rank collapse at update 30); "
-        "the rank collapse of the decoder may pass."
+        " kinds of trouble was found (noted: rank collapse at update 30); the rank collapse of the decoder may pass."
     )
 
 

@@ -100,7 +100,8 @@ def _nothing(record: Record, found: Diagnosis) -> str:
     for event in found.events:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
     told = listed([f"{title} at update {step}" for title, step in notes.items()])
-    noted = f" that did harm (noted: {told})" if notes else ""
+    harm = "" if found.pending else " that did harm"
+    noted = f"{harm} (noted: {told})" if notes else ""
     untold = f"; {listed(found.pending)}" if found.pending else ""
     if found.open and record.judged is None:  # else its state says so
         untold += f"; it is not known whether the run trains: {found.open}"
