@@ -184,7 +184,7 @@ INSIDE = {
     "explain": (
         ("explain.batches", "explain.findings", "explain.relations", "explain.sketches", "explain.states"),
         ("explain.flight",),
-        ("explain.black_box", "explain.facts"),
+        ("explain.black_box", "explain.facts", "explain.replicas"),
         ("explain.recorder",),
         ("explain.replay",),
         ("explain.audit", "explain.derivatives", "explain.harm", "explain.judge"),

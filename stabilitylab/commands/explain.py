@@ -46,18 +46,22 @@ def explain(
 
     The declared update is replayed from a snapshot; the first bit that differs is a finding. A cause is named after an
     intervention alone: with it the harm does not come in six of six repeats, and no benign change does the same. What
-    was recorded is not changed. Without --factory a run of watch() gets what its ledger tells.
+    was recorded is not changed. Without --factory a run of watch() gets what its ledger tells. A run of several
+    processes is explained under torchrun, by as many.
 
     Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
     recorded or cannot be replayed.
     """
     from ..explain.explanation import explain as explained
+    from ..probes.parameters.ranks import is_first_rank
     from ..store import Run
     from ..store.layout import plain
 
     opened = Run.open(run)
     given = _from_factory(factory) if factory else _of_probe(opened)
     found = explained(opened, **given, audit=audit, updates=updates)
+    if not is_first_rank():
+        return found.exit_code
     if as_json:
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:

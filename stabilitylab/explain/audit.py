@@ -18,6 +18,7 @@ from .findings import AuditFinding, first_of_each
 from .flight import Flight, RecordedUpdate
 from .relations import Relation, common, relations
 from .replay import DeclaredLoop, ReplayChange, Replayed, UpdateReplay
+from .replicas import differing_replicas, first_difference, first_names
 from .sketches import Sketches
 from .states import State, captured, is_kept
 
@@ -25,6 +26,7 @@ MOST = 400  # updates that an audit replays, in all
 LASTING = ("forward", "loss", "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient",
            "clipping", "update scale", "update sign", "update zero", "update")  # fmt: skip
 ROUNDED = 1e-6  # of a sum of losses in float32
+SUMMED = 1e-4  # a factor that near to 1 is rounding, where several processes add up gradients
 MOSTLY = 0.9  # so many tensors that differ are an update, fewer a write
 
 
@@ -68,7 +70,7 @@ class Auditor:
     def run(self) -> AuditResult:
         """Audit the flight; the loop's objects are left as they were."""
         flight, result = self.flight, self.result
-        found = fact_findings(flight)
+        found = [*fact_findings(flight), *differing_replicas(flight, self.loop.processes)]
         starts = sorted(flight.snapshots)
         each = max(1, self._most // max(1, len(starts)))
         self._trust_loss(starts)
@@ -89,7 +91,7 @@ class Auditor:
             with self.loop.kept():
                 one = next(UpdateReplay(self.flight, self.loop).run(start, start + 1, look=True))
             gradient = Sketches.of(update.full["gradient"]).differing(one.full["gradient"])
-            if not gradient and not _same_loss(update, one.loss):
+            if self.loop.on_any(not gradient and not self._same_loss(update, one.loss)):
                 self._has_loss = False
                 self.result.unchecked.append("the loss given to w.step() is not what loss_fn returns; not compared")
             return
@@ -104,7 +106,7 @@ class Auditor:
             one = replay.update(update, look=True)
             self.result.replayed += 1
             self.result.full += update.full is not None
-            found = [*self._compare(update, one, verified)]
+            found = first_difference([*self._compare(update, one, verified)], self.loop.processes)
             if found:
                 self.result.parted.append((update.step, found[0].sentence))
                 if all(finding.kind == "unexplained" for finding in found):
@@ -114,7 +116,8 @@ class Auditor:
             verified = update.step
         if snapshot is not None and verified == snapshot - 1:
             state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
-            if names := differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters):
+            names = differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters)
+            if names := first_names(names, self.loop.processes):
                 self.result.parted.append((snapshot, f"{names[0]} is another in the snapshot"))
                 return self._at_snapshot(start, snapshot, names, state)
         return []
@@ -154,7 +157,7 @@ class Auditor:
         if gradient:
             yield self._gradient(full, one, gradient, step, update)
             return
-        if self._has_loss and not _same_loss(update, one.loss):
+        if self._has_loss and not self._same_loss(update, one.loss):
             yield self._loss(update, one, verified)
             return
         if handed := self._differing(full, one, "handed"):
@@ -182,7 +185,7 @@ class Auditor:
         )
 
     def _told_writes(self, verified: int, step: int) -> list[tuple[int, str]]:
-        facts = [fact for fact in self.flight.facts if fact["kind"] == "write" and verified < fact["step"] <= step]
+        facts = [fact for fact in self.flight.heard if fact["kind"] == "write" and verified < fact["step"] <= step]
         return [(fact["step"], fact["name"]) for fact in facts]
 
     def _loss(self, update: RecordedUpdate, one: Replayed, verified: int) -> AuditFinding:
@@ -202,7 +205,7 @@ class Auditor:
     ) -> AuditFinding:
         added = {"left": full["left"]["numbers"]} if "left" in full else {}
         finding = self._related(full["gradient"], one.full["gradient"], at, step, "after backward", added)
-        lossless = self._has_loss and not _same_loss(update, one.loss)
+        lossless = self._has_loss and not self._same_loss(update, one.loss)
         parts = len(update.batches)
         if finding.kind == "gradient scale" and parts > 1 and finding.place == "the whole model":
             divided = finding.factor is not None and math.isclose(finding.factor, 1 / parts, rel_tol=1e-3)
@@ -235,6 +238,9 @@ class Auditor:
             known, names = self._most_frequent(found)
         place = place_of(names, total)
         evidence = f"{len(at)} of {total} gradients {when} differ from those of the declared backward"
+        if not self.loop.processes.alone and known.kind == "scale" and abs(known.factor - 1) < SUMMED:
+            said = f"gradients of update {step} differ by rounding: processes added them up in another order"
+            return AuditFinding("gradient", place, step, said, evidence, accused=False)
         return _gradient_finding(known, place, step, when, evidence)
 
     def _most_frequent(self, found: Mapping[int, Relation]) -> tuple[Relation, list[str]]:
@@ -310,11 +316,23 @@ class Auditor:
             self.result.tried += len(losses)
             if kept is not None:
                 state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
-                if not differing_state(kept, state, self.flight.parameters):
-                    return [finding]
-            elif self._has_loss and recorded is not None and losses and _same_loss(recorded, losses[-1]):
+                names = differing_state(kept, state, self.flight.parameters)
+                is_reached = not first_names(names, self.loop.processes)
+            elif recorded is not None and losses and self._has_loss:
+                is_reached = self._same_loss(recorded, losses[-1])
+            else:
+                is_reached = False
+            if is_reached:
                 return [finding]
         return []
+
+    def _same_loss(self, update: RecordedUpdate, loss: float) -> bool:
+        """Return True if the recorded loss is this one, or there is none. Of one batch each bit counts; losses of
+        several batches or processes were added in an order, and rounded to a type, that only the loop knows."""
+        if update.loss is None or update.loss == loss or (math.isnan(update.loss) and math.isnan(loss)):
+            return True
+        is_sum = len(update.batches) > 1 or not self.loop.processes.alone
+        return is_sum and math.isclose(update.loss, loss, rel_tol=ROUNDED)
 
 
 def hypotheses(step: int) -> Iterator[tuple[AuditFinding, ReplayChange]]:
@@ -413,14 +431,6 @@ def _first_other(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> st
     if len(mine) != len(theirs):
         return (mine if len(mine) > len(theirs) else theirs)[min(len(mine), len(theirs))]
     return ""
-
-
-def _same_loss(update: RecordedUpdate, loss: float) -> bool:
-    """Return True if the recorded loss is this one, or there is none. Of one batch each bit counts; losses of several
-    were added in an order, and rounded to a type, that only the loop knows."""
-    if update.loss is None or update.loss == loss or (math.isnan(update.loss) and math.isnan(loss)):
-        return True
-    return len(update.batches) > 1 and math.isclose(update.loss, loss, rel_tol=ROUNDED)
 
 
 def _without_doubles(found: Sequence[AuditFinding]) -> list[AuditFinding]:

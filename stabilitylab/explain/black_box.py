@@ -17,9 +17,10 @@ from .flight import Flight
 KEEP = 4  # files: the first one, and the newest
 
 
-def save(run: Path, step: int, flight: Flight, run_id: str = "") -> Path:
-    """Write ``flight`` as ``run/black_box/step-<step>.pt``. Raises ResourceError if it cannot be written."""
-    path = inside(run, run / BLACK_BOX / f"step-{step:08d}.pt")
+def save(run: Path, step: int, flight: Flight, run_id: str = "", rank: int = 0) -> Path:
+    """Write ``flight`` as ``run/black_box/step-<step>.pt``, that of another process than the first into ``rank-<rank>``
+    there. Raises ResourceError if it cannot be written."""
+    path = inside(run, run / folder(rank) / f"step-{step:08d}.pt")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         make_directory(path.parent)
@@ -31,7 +32,7 @@ def save(run: Path, step: int, flight: Flight, run_id: str = "") -> Path:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
-        later = found(run)[1:]
+        later = found(run, rank)[1:]
         for old in later[: max(0, len(later) + 1 - KEEP)]:
             old.unlink()
     except (OSError, RuntimeError) as error:
@@ -40,9 +41,14 @@ def save(run: Path, step: int, flight: Flight, run_id: str = "") -> Path:
     return path
 
 
-def found(run: Path) -> list[Path]:
-    """Return the black boxes of a run, oldest first."""
-    return [*checkpoints(run, BLACK_BOX).values()]
+def folder(rank: int) -> str:
+    """Return the folder under the run in which a process keeps its black boxes."""
+    return BLACK_BOX if rank == 0 else f"{BLACK_BOX}/rank-{rank}"
+
+
+def found(run: Path, rank: int = 0) -> list[Path]:
+    """Return the black boxes that a process wrote, oldest first."""
+    return [*checkpoints(run, folder(rank)).values()]
 
 
 def load(path: Path, identity: Identity = Identity()) -> Flight:
@@ -56,15 +62,16 @@ def load(path: Path, identity: Identity = Identity()) -> Flight:
         raise InputError(f"the black box {path} cannot be read ({said}): restore it from a copy.") from error
 
 
-def chosen(run: Path, identity: Identity) -> Flight:
+def chosen(run: Path, identity: Identity, rank: int = 0) -> Flight:
     """Return the flight that explains most: the first one whose trouble lasted, else the newest.
 
     Raises InputError for a run without a black box.
     """
-    paths = found(run)
+    paths = found(run, rank)
     if not paths:
+        whose = f" of rank {rank}" if rank else ""
         raise InputError(
-            f"{run} has no black box: record the loop with watch(record=stabilitylab.Recorder(loss_fn)) and "
+            f"{run} has no black box{whose}: record the loop with watch(record=stabilitylab.Recorder(loss_fn)) and "
             "w.batches(loader)."
         )
     flight = None

@@ -19,6 +19,7 @@ from .batches import changed, restored
 from .findings import AuditFinding
 from .flight import Flight
 from .replay import DeclaredLoop, loss_of
+from .replicas import joined
 from .states import restore
 
 STEP = 1e-6  # of the parameters' norm
@@ -68,7 +69,14 @@ def derivatives(flight: Flight, loop: DeclaredLoop, start: int | None = None) ->
 
 
 def derivative_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding], list[str]]:
-    """Return the layers whose backward is not the derivative of the loss, and why none was looked at."""
+    """Return the layers whose backward is not the derivative of the loss, and why none was looked at. Each of several
+    processes looks at a batch of its own; the findings are those of all."""
+    found, why = _own_findings(flight, loop)
+    reasons = [one for own in loop.processes.gathered(why) for one in own]
+    return joined(found, loop.processes), list(dict.fromkeys(reasons))
+
+
+def _own_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding], list[str]]:
     try:
         found = derivatives(flight, loop)
     except (StabilityLabError, RuntimeError, TypeError, ValueError, StopIteration) as error:
@@ -100,7 +108,7 @@ def groups_of(names: Sequence[str]) -> dict[str, list[str]]:
 def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
     model = loop.model
     parameters = {name: one for name, one in parameters_of(model).items() if one.requires_grad}
-    loss = loss_of(loop, batch)
+    loss = loss_of(loop, batch, loop.replica)
     if loss.dtype != torch.float64:
         raise UsageError(f"loss_fn computes in {loss.dtype} also where the model is in float64")
     loss.backward()
@@ -135,7 +143,7 @@ def _difference(
         for sign in (1.0, -1.0):
             for name, one in own.items():
                 one.copy_(kept[name] + sign * size * unit[name])
-            values.append(float(loss_of(loop, batch)))
+            values.append(float(loss_of(loop, batch, loop.replica)))
         for name, one in own.items():
             one.copy_(kept[name])
     return (values[0] - values[1]) / (2 * size)
@@ -152,7 +160,7 @@ def _rounding(loop: DeclaredLoop, batch: Any, parameters: Mapping[str, nn.Parame
         for number in range(POINTS):
             for name, one in parameters.items():
                 one.copy_(kept[name] + number * size * unit[name])
-            values.append(float(loss_of(loop, batch)))
+            values.append(float(loss_of(loop, batch, loop.replica)))
         for name, one in parameters.items():
             one.copy_(kept[name])
     return float(np.abs(np.diff(values, 3)).max())

@@ -12,6 +12,8 @@ import numpy as np
 from torch import nn
 
 from ..errors import InputError, UsageError, listed
+from ..probes.parameters.processes import ALONE
+from ..probes.parameters.spreading import spread_out
 from ..store import Run
 from . import black_box
 from .audit import MOST, Auditor, AuditResult
@@ -24,6 +26,7 @@ from .interventions import InterventionRecord, intervene
 from .judge import Judge
 from .recorder import Loss, Recorder
 from .replay import DeclaredLoop
+from .replicas import agreed, averaging, on_each
 
 Verdict = Literal["cause", "finding", "no cause found", "no lasting harm", "no trouble", "not replayed"]
 EXIT_CODES: dict[Verdict, int] = {
@@ -108,10 +111,13 @@ def explain(
     given to the recorder, if they were. ``audit``: replay and check alone, without interventions. ``updates``: the most
     that the audit replays.
 
+    A run of several processes (DistributedDataParallel) is explained by as many: call this on each of them, with the
+    wrapped model. All replay together, and all return the same.
+
     Raises InputError for a run without a black box, UsageError for objects that are not those of the run.
     """
     given = run if isinstance(run, Recorder) else None
-    flight = _flight(run)
+    flight = _flight(run, model)
     if given is not None:
         loss_fn = loss_fn or given.loss_fn
     if model is None or optimizer is None or loss_fn is None:
@@ -120,6 +126,7 @@ def explain(
         return _facts_alone(flight)
     own = {"scaler": scaler, "scheduler": scheduler, "clip": clip}
     loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, **own)
+    flight = agreed(flight, loop.processes)
     auditor = Auditor(flight, loop, updates)
     result = auditor.run()
     data, unjudged = Judge(flight, loop).findings()
@@ -140,7 +147,13 @@ def explain(
     return found
 
 
-def _flight(run: str | Path | Run | Recorder) -> Flight:
+def _flight(run: str | Path | Run | Recorder, model: nn.Module | None) -> Flight:
+    """Return the flight that this process recorded; each of several has its own."""
+    processes = ALONE if model is None or averaging(model) is None else spread_out(model)
+    return on_each(processes, lambda: _own_flight(run, processes.rank))
+
+
+def _own_flight(run: str | Path | Run | Recorder, rank: int) -> Flight:
     if isinstance(run, Recorder):
         if run.flight is None or not run.flight.updates:
             raise InputError(
@@ -150,7 +163,7 @@ def _flight(run: str | Path | Run | Recorder) -> Flight:
     opened = run if isinstance(run, Run) else Run.open(run)
     if not black_box.found(opened.path) and (why := opened.manifest.get("not_replayable")):
         raise InputError(f"{opened.path} cannot be replayed: {why}.")
-    return black_box.chosen(opened.path, opened.identity)
+    return black_box.chosen(opened.path, opened.identity, rank)
 
 
 def _facts_alone(flight: Flight) -> Explanation:

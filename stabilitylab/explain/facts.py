@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from .. import changes
 from ..changes import LoopChange, changes_of
+from ..errors import listed
 from .findings import AuditFinding, Kind
 from .flight import Flight
 
@@ -25,14 +27,24 @@ KINDS: Mapping[changes.Kind, Kind] = {
 
 
 def fact_findings(flight: Flight) -> list[AuditFinding]:
-    """Return the findings in the ledger's facts of the recorded updates, and of those before."""
-    found = changes_of(flight.facts, len(flight.parameters), scheduled=flight.declared["scheduler"] is not None)
-    return [_finding(one) for one in found if one.kind in KINDS and one.is_compared and not one.from_start]
+    """Return the findings in the ledger's facts of the recorded updates, and of those before; of several processes in
+    the facts of all, with the processes in the evidence if only some have the fact."""
+    found = changes_of(flight.heard, len(flight.parameters), scheduled=flight.declared["scheduler"] is not None)
+    shown = [one for one in found if one.kind in KINDS and one.is_compared and not one.from_start]
+    return [_placed(_finding(one), flight) for one in shown]
 
 
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> AuditFinding:
     """Return the finding that tensors were written between update ``step`` - 1 and update ``step``."""
     return _finding(changes.written(names, step, total, evidence))
+
+
+def _placed(one: AuditFinding, flight: Flight) -> AuditFinding:
+    """Return the finding with the processes that its facts come from, if others do not have them."""
+    ranks = {who for (step, name), who in flight.partly.items() if step == one.step and one.place in name}
+    if not ranks:
+        return one
+    return replace(one, evidence=f"{one.evidence}; on {listed(sorted(ranks))} alone".lstrip("; "))
 
 
 def _finding(one: LoopChange) -> AuditFinding:

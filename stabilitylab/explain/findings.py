@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 Kind = Literal[
     "rate", "setting", "schedule", "optimizer reset", "frozen", "mode", "attribute", "state written", "forward", "loss",
     "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient", "clipping", "update scale",
-    "update sign", "update zero", "update", "derivative", "bad batch", "labels", "mask", "unexplained",
+    "update sign", "update zero", "update", "derivative", "bad batch", "labels", "mask", "replicas", "unexplained",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REMEDIES: dict[Kind, str] = {
@@ -37,6 +37,7 @@ REMEDIES: dict[Kind, str] = {
     "bad batch": "leave the batches out, or mend them",
     "labels": "shift labels by one against the inputs, once",
     "mask": "build the mask of each batch anew",
+    "replicas": "look for code that writes to the model on some processes alone",
     "unexplained": "record with digests=1, so that the next run shows which quantity parts",
 }
 

@@ -53,7 +53,8 @@ class RecordedUpdate:
     """One recorded update. ``batches``: numbers of its micro-batches, one at least. ``random``: torch's
     random states before the forward pass of each, on the host and on GPUs. ``settings``: those of each optimizer's
     groups as it stepped. ``full``: sketches of gradients and parameters, and digests of the modules' outputs; None for
-    most updates. ``stepped``: False if no optimizer stepped (a scaler skipped it)."""
+    most updates. ``stepped``: False if no optimizer stepped (a scaler skipped it). ``synced``: for each micro-batch
+    True if DistributedDataParallel averaged its gradients."""
 
     step: int
     batches: list[int]
@@ -62,6 +63,7 @@ class RecordedUpdate:
     settings: list[list[State]] | None = None
     full: dict[str, Any] | None = None
     stepped: bool = False
+    synced: list[bool] = field(default_factory=list)
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Flight:
     ``snapshots``: step -> the state before this update. ``losses``: (step, loss) of the run's last rows.
     ``trouble``: {"step", "why", "level"} or None. ``declared``: the declared parts of the update, in words and numbers.
     ``parameters``: names of parameters, in the order of sketches. ``start``: facts of the run: device, versions.
+    ``heard``: the facts of all processes that recorded, and ``partly``: (step, name) of those that only some have ->
+    which (:func:`.replicas.agreed`); of one process ``facts``, and none.
     """
 
     parameters: list[str]
@@ -84,7 +88,12 @@ class Flight:
     notes: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     event: int | None = None  # the snapshot that the last event has of its own
+    heard: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False)
+    partly: dict[tuple[int, str], str] = field(default_factory=dict, init=False, repr=False)
     _held: int = field(default=0, init=False, repr=False)  # bytes of batches
+
+    def __post_init__(self) -> None:
+        self.heard = self.facts
 
     def add(self, number: int, batch: dict[str, Any]) -> None:
         """Hold a batch."""

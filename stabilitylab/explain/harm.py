@@ -84,13 +84,13 @@ class Bench:
         return self.score()
 
     def score(self) -> float:
-        """Return the mean loss of the scored batches, in eval mode."""
+        """Return the mean loss of the scored batches of all processes, in eval mode."""
         with evaluation(self.loop.model), torch.no_grad():
             losses = [
-                float(loss_of(self.loop, restored(self.flight.batches[number], self.loop.device)))
+                float(loss_of(self.loop, restored(self.flight.batches[number], self.loop.device), self.loop.replica))
                 for number in self.window.scored
             ]
-        return float(np.mean(losses))
+        return self.loop.mean(float(np.mean(losses)))
 
     def healthy(self) -> Healthy:
         """Return the healthy level of the window."""

@@ -308,7 +308,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
     if finding.kind in ("rate", "setting"):
         key = "lr" if finding.kind == "rate" else finding.place.rpartition(" ")[2]
         group = finding.place if finding.kind == "rate" else finding.place.rpartition(" ")[0]
-        fact = next(f for f in flight.facts if f["step"] == step and f["name"] == f"{group} {key}")
+        fact = next(f for f in flight.heard if f["step"] == step and f["name"] == f"{group} {key}")
         word = "learning rate" if key == "lr" else key
         size = f" (x{finding.factor:.3g})" if finding.factor else f" ({fact['before']} to {fact['after']})"
         return Intervention(
@@ -316,7 +316,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
             ReplayChange(settings=_held(group, key, fact["before"], step)), step, finding,
         )  # fmt: skip
     if finding.kind in ("mode", "frozen", "attribute"):
-        names = {f["name"] for f in flight.facts if f["step"] == step and f["kind"] in ("flag", "attribute")}
+        names = {f["name"] for f in flight.heard if f["step"] == step and f["kind"] in ("flag", "attribute")}
         what = {"mode": "training mode", "frozen": "gradients as before", "attribute": f"{finding.place} as before"}
         cause = {"mode": f"eval mode of {finding.place}", "frozen": f"{finding.place} frozen"}.get(
             finding.kind, f"another {finding.place}"

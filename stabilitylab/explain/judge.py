@@ -17,6 +17,7 @@ from .batches import changed, names, restored
 from .findings import AuditFinding
 from .flight import Flight
 from .replay import DeclaredLoop, loss_of
+from .replicas import joined
 from .states import restore
 
 SPREADS, SHARE = 8.0, 0.25  # a bad batch: so many robust standard deviations and this share above the median score
@@ -62,13 +63,20 @@ class Judge:
                 for number, _ in wheres:
                     for roll in rolls:
                         batch = changed(flight.batches[number], roller(labels, roll))
-                        rolled[roll].append(float(loss_of(loop, restored(batch, loop.device))))
+                        rolled[roll].append(float(loss_of(loop, restored(batch, loop.device), loop.replica)))
                     for name, share in _true_shares(flight.batches[number], masks).items():
                         shares[name].append(share)
         return Scores([n for n, _ in wheres], [s for _, s in wheres], rolled, shares)
 
     def findings(self) -> tuple[list[AuditFinding], list[str]]:
-        """Return the findings about the data, and what could not be judged, with the reason."""
+        """Return the findings about the data, and what could not be judged, with the reason. Each of several processes
+        judges its own batches; the findings are those of all."""
+        found, unjudged = self._own_findings()
+        processes = self.loop.processes
+        reasons = [why for own in processes.gathered(unjudged) for why in own]
+        return joined(found, processes), list(dict.fromkeys(reasons))
+
+    def _own_findings(self) -> tuple[list[AuditFinding], list[str]]:
         if len(self.flight.batches) < FEWEST:
             return [], [f"the data were not judged: {len(self.flight.batches)} batches are recorded, of {FEWEST}"]
         try:

@@ -21,6 +21,7 @@ from ..probes.state.snapshot import free_memory
 from . import black_box
 from .batches import kept
 from .flight import Flight, Level, RecordedUpdate
+from .replicas import averaging, why_not
 from .sketches import Sketcher, Sketches
 from .states import captured, settings_of, torch_random
 
@@ -144,10 +145,11 @@ class UpdateRecorder(Instrument):
 
     A batch is given by ``watcher.batch(batch)`` before its forward pass. Snapshots are taken at the first batch of an
     update, when all optimizers, schedulers and loaders are done with the update before. A fact of the ledger (but a
-    setting, which schedules change) and a trouble have one of their own at the next update. Trouble is a loss that is
-    not finite or leaves its level (:class:`~.flight.Level`); the black box is written at once, again ``after`` updates
-    later, and at the end of a run without trouble. Nothing is written to model, optimizers or random states. A loop
-    that cannot be replayed is told so once, in a sentence, and its ledger is kept.
+    setting, which schedules change), an alert of the alarm and a trouble have one of their own at the next update.
+    Trouble is a loss that is not finite or leaves its level (:class:`~.flight.Level`); the black box is written at
+    once, again ``after`` updates later, and at the end of a run without trouble. An alert writes it too. Nothing is
+    written to model, optimizers or random states. A loop that cannot be replayed is told so once, in a sentence, and
+    its ledger is kept. Each process of a DistributedDataParallel has a flight and a black box of its own.
     """
 
     def __init__(self, settings: Recorder, ledger: UpdateLedger) -> None:
@@ -156,17 +158,19 @@ class UpdateRecorder(Instrument):
         self._outputs: OutputDigests | None = None
         self._numbers: list[int] = []  # of the batches of the coming update
         self._random: list[list[Any]] = []
+        self._synced: list[bool] = []  # if their gradients are averaged over processes
         self._left: Sketches | None = None  # gradients that were there before the first forward
         self._count = 0
         self._present: RecordedUpdate | None = None
         self._pending: dict[str, Any] = {}
         self._waiting: list[RecordedUpdate] = []
         self._until: int | None = None  # the row at which the black box is complete
-        self._written = 0
+        self._troubles = 0
         self._place: Path | None = None
         self._run_id = ""
         self._why_not = self._gap = ""
         self._happened = False  # an event, after which a snapshot is due
+        self._alerts = 0  # of the alarm, so far
         self._handles: list[Any] = []
 
     def open(self, watched: Any) -> None:
@@ -181,15 +185,18 @@ class UpdateRecorder(Instrument):
             "device": str(watched.parameters.device),
             "numerics": _words(process_facts(watched.parameters.device)["numerics"]),
             "torch": str(torch.__version__),
+            "ranks": watched.ranks.size,
         }
         self._given.flight = self._flight
         self._compiled = any("OptimizedModule" in type(module).__name__ for module in model.modules())
-        place = getattr(watched.sink, "path", None)
-        self._place, self._run_id = (None if place is None else Path(place)), getattr(watched.sink, "run_id", "")
-        if not watched.ranks.alone:
-            self._cannot("it runs in several processes, whose updates cannot be replayed yet")
+        self._place, self._run_id = watched.ranks.gathered(_whereabouts(watched.sink))[0]
+        self._averaging = None if watched.ranks.alone else averaging(model)
+        if why := why_not(model, watched.ranks):
+            self._cannot(why)
         self._ledger.heard.append(self._heard)
         self._handles = [watched.optimizers[0].register_step_pre_hook(lambda *_: self._stepping())]
+        if self._averaging is not None:
+            self._handles.append(self._averaging.register_forward_pre_hook(self._forward))
         self._announce(parameters)
 
     def batch(self, t: int, batch: Any) -> None:
@@ -208,6 +215,7 @@ class UpdateRecorder(Instrument):
             return
         self._numbers.append(self._count)
         self._random.append(torch_random())
+        self._synced.append(True)
         self._count += 1
 
     def after_backward(self, row: Any) -> None:
@@ -221,8 +229,8 @@ class UpdateRecorder(Instrument):
                 self._cannot("no batch was given before row 0: loop over w.batches(loader), or call w.batch(batch)")
             self._present = None
             return
-        update = self._present = RecordedUpdate(row.step, self._numbers, self._random)
-        self._numbers, self._random = [], []
+        update = self._present = RecordedUpdate(row.step, self._numbers, self._random, synced=self._synced)
+        self._numbers, self._random, self._synced = [], [], []
         self._flight.updates[row.step] = update
         self._pending = {}
         if self._outputs is not None:
@@ -263,6 +271,16 @@ class UpdateRecorder(Instrument):
         if self._until is not None and row.step >= self._until:
             self._complete()
 
+    def row_sent(self, row: Any) -> None:
+        """Look if the alarm has spoken: then a snapshot is due, and what is held is written."""
+        alarm = getattr(self._watched.sink, "alarm", None)
+        count = 0 if alarm is None else len(alarm.alerts)
+        is_new, self._alerts = count > self._alerts, count
+        if is_new and not self._why_not and self._flight.updates:
+            self._happened = True
+            if self._until is None:
+                self._write()
+
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -272,7 +290,7 @@ class UpdateRecorder(Instrument):
             return
         if self._until is not None:
             self._complete()
-        elif not self._written:
+        elif not self._troubles:
             self._write()
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,6 +337,11 @@ class UpdateRecorder(Instrument):
             self._cannot(f"{type(error).__name__}: {error}")
             self._watched.guard.instrument(type(self).__name__, (), error)
 
+    def _forward(self, *_: Any) -> None:
+        """Called before each forward pass of a DistributedDataParallel, which no_sync makes keep its gradients."""
+        if self._synced:
+            self._synced[-1] = bool(getattr(self._averaging, "require_backward_grad_sync", True))
+
     def _gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self._parameters().values()]
 
@@ -349,6 +372,7 @@ class UpdateRecorder(Instrument):
             self._happened = True
             flight.trouble = {"step": step, "why": why, "level": None if level is None else level.median}
             self._until = step + self._given.after
+            self._troubles += 1
             self._write()
 
     def _complete(self) -> None:
@@ -361,10 +385,9 @@ class UpdateRecorder(Instrument):
     def _write(self) -> None:
         flight = self._flight
         step = flight.last if flight.trouble is None else flight.trouble["step"]
-        if self._place is not None and self._watched.first:
+        if self._place is not None:
             try:
-                black_box.save(self._place, step, flight, self._run_id)
-                self._written += 1
+                black_box.save(self._place, step, flight, self._run_id, self._watched.ranks.rank)
             except StabilityLabError as error:
                 self._note(str(error))
 
@@ -396,6 +419,12 @@ class UpdateRecorder(Instrument):
             12 * count / 1e6,
             self._given.cap / 1e6,
         )
+
+
+def _whereabouts(sink: Any) -> tuple[Path | None, str]:
+    """Return the path and the id of the run that a sink writes; those of the first process count for all."""
+    path = getattr(sink, "path", None)
+    return None if path is None else Path(path), getattr(sink, "run_id", "")
 
 
 def _words(facts: Any) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, StabilityLabError, UsageError
+from ..probes.parameters.processes import ALONE, Processes
 from ..probes.places.naming import named, parameters_of
 from .batches import restored
 from .flight import Flight, RecordedUpdate
 from .recorder import Loss, OutputDigests, Recorder
+from .replicas import averaging, mean, processes_of
 from .sketches import Sketcher, Sketches
 from .states import State, captured, restore, set_numbers, set_settings, set_torch_random, settings_of
 
@@ -32,6 +34,7 @@ class DeclaredLoop:
     scheduler: Any = None
     clip: float | Callable[[Sequence[nn.Parameter]], Any] | None = None
     accumulate: int | Literal["batches"] = 1
+    processes: Processes = ALONE
 
     @classmethod
     def of(
@@ -57,11 +60,26 @@ class DeclaredLoop:
         if lacking := [name for name, is_missing in missing.items() if is_missing]:
             raise UsageError(f"the loop was recorded with {lacking[0]}=: give it with the model, under that name.")
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
-        return cls(model, loss_fn, optimizers, scaler, scheduler, clip, declared["accumulate"])
+        processes = processes_of(flight, model)
+        return cls(model, loss_fn, optimizers, scaler, scheduler, clip, declared["accumulate"], processes)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def replica(self) -> nn.Module:
+        """The model on this process alone, for passes that exchange nothing: what a DistributedDataParallel holds."""
+        wrapper = averaging(self.model)
+        return self.model if wrapper is None else wrapper.module
+
+    def mean(self, value: float) -> float:
+        """Return the mean over processes."""
+        return mean(value, self.processes, self.device)
+
+    def on_any(self, told: bool) -> bool:
+        """Return True if it is true on some process."""
+        return any(self.processes.gathered(told))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -181,11 +199,18 @@ class UpdateReplay:
         for place, number in enumerate(update.batches):
             batch = self.change.batch(update.step, number, self.flight.batches[number])
             set_torch_random(update.random[place])
-            with self.change.around():
+            with self.change.around(), self._averaged(update, place):
                 loss = loss_of(loop, restored(batch, loop.device)) / divisor
                 (loss if loop.scaler is None else loop.scaler.scale(loss)).backward()
             total += float(loss.detach())
-        return total
+        return loop.mean(total)
+
+    def _averaged(self, update: RecordedUpdate, place: int) -> AbstractContextManager[Any]:
+        """Return the context in which processes average the gradients of a micro-batch as they did, or not."""
+        wrapper = None if self.loop.processes.alone else averaging(self.loop.model)
+        if wrapper is None or place >= len(update.synced) or update.synced[place]:
+            return nullcontext()
+        return wrapper.no_sync()
 
     def _clip(self, tensors: Sequence[Tensor]) -> None:
         clip = self.loop.clip
@@ -234,11 +259,11 @@ class UpdateReplay:
         return self._sketcher.of(tensors).read()
 
 
-def loss_of(loop: DeclaredLoop, batch: Any) -> Tensor:
-    """Return ``loss_fn(model, batch)``, one number. Raises InputError if the function fails, UsageError if it returns
-    no number."""
+def loss_of(loop: DeclaredLoop, batch: Any, model: nn.Module | None = None) -> Tensor:
+    """Return ``loss_fn(model, batch)``, one number; ``model``: that of the loop if left out. Raises InputError if the
+    function fails, UsageError if it returns no number."""
     try:
-        loss = loop.loss_fn(loop.model, batch)
+        loss = loop.loss_fn(loop.model if model is None else model, batch)
     except StabilityLabError:
         raise
     except Exception as error:

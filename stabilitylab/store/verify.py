@@ -267,7 +267,9 @@ def _checkpoints(run: Run, found: Verified) -> None:
         found.unchecked += seal_of(path).whole is None
         if wrong := fault(path, run.identity):
             found.say(f"{path} is not what was written ({wrong}): remove it to resume from the one before")
-    for path in checkpoints(run.path, BLACK_BOX).values():
-        found.files += 1
-        if wrong := fault(path, run.identity):
-            found.say(f"{path} is not what was written ({wrong}): restore it from a copy")
+    ranks = sorted((run.path / BLACK_BOX).glob("rank-*"))
+    for folder in (BLACK_BOX, *(f"{BLACK_BOX}/{one.name}" for one in ranks)):
+        for path in checkpoints(run.path, folder).values():
+            found.files += 1
+            if wrong := fault(path, run.identity):
+                found.say(f"{path} is not what was written ({wrong}): restore it from a copy")

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rank_broken import BROKEN_CASES
 from rank_compiled import COMPILED_CASES
 from rank_curvature import CURVATURE_CASES
+from rank_explain import EXPLAIN_CASES, SLOW_EXPLAIN, rounding
 from rank_neutral import NEUTRAL_CASES
 from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
@@ -41,6 +42,8 @@ SLOW = frozenset(  # asked for by tests of the slow set alone
     {
         *COMPILED_CASES,
         *FOUR_CASES,
+        *SLOW_EXPLAIN,
+        "explain_rounding",
         *(f"curvature_{case}" for case in ("fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
         *(f"fsdp_{case}" for case in ("admin", "resumed")),
         *(f"{kind}_{case}" for kind in ("ddp", "fsdp") for case in ("checkpointed", "timed")),
@@ -56,12 +59,13 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     """Those of so many ranks."""
     if size == 4:
-        return FOUR_CASES
+        return {**FOUR_CASES, "explain_rounding": rounding}
     # the trainer last: it flushes denormal numbers from then on
     return (
         CASES
         | NEUTRAL_CASES
         | BROKEN_CASES
+        | EXPLAIN_CASES
         | SHARE_CASES
         | CURVATURE_CASES
         | TENSOR_CASES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,31 +232,6 @@ def test_an_optimizer_with_other_groups_gets_the_recorded_ones() -> None:
             assert torch.equal(state["exp_avg_sq"], restored_["exp_avg_sq"])
 
 
-def test_several_processes_are_told_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
-    loop = Loop()
-    given = recorder()
-    _, instrument = given.instruments()
-    recorded: dict[str, Any] = {}
-    watched = SimpleNamespace(
-        model=loop.model,
-        optimizers=(loop.optimizer,),
-        parameters=SimpleNamespace(device=torch.device("cpu")),
-        ranks=SimpleNamespace(alone=False),
-        sink=SimpleNamespace(record=lambda **facts: recorded.update(facts)),
-    )
-    with caplog.at_level(logging.WARNING, "stabilitylab"):
-        instrument.open(watched)  # type: ignore[arg-type]
-        instrument.batch(0, batch(0))
-    assert [one for one in caplog.messages if "replayed" in one] == [
-        "this loop cannot be replayed: it runs in several processes, whose updates cannot be replayed yet. Its ledger "
-        "is recorded."
-    ]
-    assert recorded == {"not_replayable": "it runs in several processes, whose updates cannot be replayed yet"}
-    assert given.flight is not None
-    assert given.flight.batches == {}
-    instrument.close()
-
-
 def test_an_update_without_its_batch_ends_the_replay_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop, given = Loop(), recorder()
     with sl.watch(
@@ -291,6 +265,26 @@ def test_an_event_has_a_snapshot_of_its_own_that_is_kept_with_the_others(tmp_pat
     train(Freezes(), tmp_path / "later", 60, given)
     assert 22 not in given.flight.snapshots, "it is older than all that are kept"
     assert min(given.flight.snapshots) >= 30
+
+
+def test_an_alarm_is_an_event_and_writes_the_black_box(tmp_path: Path) -> None:
+    spoken: list[int] = []
+
+    def on_alarm(alert: sl.alarm.Alert) -> None:
+        spoken.append(alert.step)
+        boxes.append(len(black_box.found(tmp_path / "run")))
+
+    boxes: list[int] = []
+    always = sl.alarm.AlarmRule("always", {"grad_norm.z": 1.0}, -1e9)
+    alarm = sl.alarm.Alarm([always], on_alarm=on_alarm, refractory=100)
+    given = recorder(every=16, keep=(1, 2))
+    train(Loop(), tmp_path / "run", 35, given, probes="grad_norm", every=1, alarm=alarm)
+    assert len(spoken) == 1, "the rule speaks once"
+    assert boxes == [0], "nothing was written before the alert"
+    assert given.flight is not None
+    assert given.flight.event == spoken[0] + 2, "a row is read as the next update is under way"
+    assert given.flight.trouble is None
+    assert [*map(int, (path.stem[5:] for path in black_box.found(tmp_path / "run")))] == [spoken[0], 34]
 
 
 def test_a_declared_scaler_is_replayed_bit_for_bit_with_its_skipped_updates(tmp_path: Path) -> None:
