@@ -422,14 +422,18 @@ def _rounded(one: Relation) -> tuple[str, float]:
 
 
 def _first_other(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> str:
-    """Return the name of the first module, in the order of calls, whose output differs; "" if all are equal."""
-    mine, theirs = recorded["names"], replayed["names"]
-    digests = zip(recorded["digests"].tolist(), replayed["digests"].tolist(), strict=False)
-    for name, other, (one, two) in zip(mine, theirs, digests, strict=False):
-        if name != other or one != two:
-            return name
+    """Return the name of the first module, in the order of calls, whose output differs; "" if all are equal. Modules
+    that only one side called are left out: a loop may call a part of the model where ``loss_fn`` calls the whole."""
+    shared = {*recorded["names"]} & {*replayed["names"]}
+    mine, theirs = (
+        [pair for pair in zip(each["names"], each["digests"].tolist(), strict=True) if pair[0] in shared]
+        for each in (recorded, replayed)
+    )
+    for one, other in zip(mine, theirs, strict=False):
+        if one != other:
+            return one[0]
     if len(mine) != len(theirs):
-        return (mine if len(mine) > len(theirs) else theirs)[min(len(mine), len(theirs))]
+        return (mine if len(mine) > len(theirs) else theirs)[min(len(mine), len(theirs))][0]
     return ""
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import StabilityLabError, UsageError
 from ..probes.instruments.instrument import Instrument
 from ..probes.instruments.ledger import LedgerFact, UpdateLedger
+from ..probes.instruments.stepping import before_step
 from ..probes.numerics import process_facts
 from ..probes.places.naming import ParameterPlaces, named
 from ..probes.state.snapshot import free_memory
@@ -193,8 +194,10 @@ class UpdateRecorder(Instrument):
         self._averaging = None if watched.ranks.alone else averaging(model)
         if why := why_not(model, watched.ranks):
             self._cannot(why)
+        if any(isinstance(one, torch.optim.LBFGS) for one in watched.optimizers):
+            self._cannot("L-BFGS calls the model several times in a step")
         self._ledger.heard.append(self._heard)
-        self._handles = [watched.optimizers[0].register_step_pre_hook(lambda *_: self._stepping())]
+        self._handles = [before_step(watched.optimizers[0], self._stepping)]
         if self._averaging is not None:
             self._handles.append(self._averaging.register_forward_pre_hook(self._forward))
         self._announce(parameters)

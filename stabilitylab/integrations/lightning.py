@@ -70,13 +70,17 @@ class LightningCallback(Callback):
             step=trainer.global_step,
             resume=stored,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
+            shows_batches=True,
             parallel="ddp" if isinstance(trainer.strategy, DDPStrategy) else "auto",
             **self._options,
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._session is not None and self._session.masks is not None:
+        if self._session is None:
+            return
+        if self._session.masks is not None:
             self._session.masks.read(batch)
+        self._session.batch(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         if self._session is not None:

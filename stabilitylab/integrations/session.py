@@ -26,7 +26,8 @@ class Session:
     """A watcher from the first update to the last. It ends once, at the first of several calls that end it.
 
     ``mask="auto"``: from the batches (:class:`.BatchMasks`). ``reference``: as for :func:`stabilitylab.watch`, or a
-    batch, on which ``model(**batch)`` is run. ``step``: the number of updates that ``model`` has had.
+    batch, on which ``model(**batch)`` is run. ``step``: the number of updates that ``model`` has had. A recorder gets
+    the arguments of each training forward as its batch; with ``shows_batches`` what :meth:`batch` is given.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Session:
         mask: Masking = "auto",
         reference: Callable[[], Any] | Batch | None = None,
         step: int = 0,
+        shows_batches: bool = False,
         resume: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -66,9 +68,14 @@ class Session:
         except BaseException:
             self._unfollow()
             raise
-        self._unrecord = self._follow_batches(model) if isinstance(options.get("record"), Recorder) else lambda: None
+        follows = isinstance(options.get("record"), Recorder) and not shows_batches
+        self._unrecord = self._follow_batches(model) if follows else lambda: None
         if resume is None and step:
             self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
+
+    def batch(self, batch: Any) -> None:
+        """Show the batch of the next micro-batch to the recorder."""
+        self.watcher.batch(batch)
 
     def loss(self, loss: torch.Tensor) -> None:
         """Add the contribution of one micro-batch to the loss of the row."""

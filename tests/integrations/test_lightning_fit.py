@@ -209,3 +209,24 @@ def test_several_optimizers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2 optimizers"):
         trainer.fit(TwoOptimizers(), DataLoader(sentences(4), batch_size=2))
     assert not (tmp_path / "run").exists()
+
+
+def test_updates_are_recorded_and_replayed_bit_for_bit(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"dtype": torch.float32, "dropout": 0.1}
+
+    def loss_fn(module: Any, content: Any) -> torch.Tensor:
+        return module(**content).loss
+
+    plain = fit(model(**shape), tmp_path, None)
+    given = sl.Recorder(loss_fn, every=2, digests=1, clip=CLIP, accumulate=2, labels="labels")
+    recorded = fit(
+        model(**shape), tmp_path, StabilityCallback(tmp_path / "run", probes="none", record=given, strict=True)
+    )
+    pairs = zip(plain.parameters(), recorded.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs), "training differs under the recorder"
+    fresh = Module(model(**shape))
+    optimizer = torch.optim.SGD(fresh.parameters(), lr=LR, momentum=0.5)
+    found = sl.explain(tmp_path / "run", fresh, loss_fn, optimizer)
+    assert found.audit is not None
+    assert (found.audit.replayed, found.audit.equal) == (4, 4), str(found)
+    assert [one for one in found.findings if one.accused] == [], str(found)

@@ -196,6 +196,40 @@ def test_the_optimizer_inside_a_wrapper_has_its_ledger() -> None:
     assert of(sink.facts, "setting") == [(2, "optimizer 0 group 0 lr", 0.01, 0.1)]
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("digests", [0, 1])
+def test_a_step_with_a_closure_is_read_once_its_gradients_are_there(by_name: bool, digests: int) -> None:
+    """As Lightning does: forward, backward and the row lie inside the optimizer's step."""
+    model, plain, sink = Toy(), Toy(), Ledgers()
+    plain.load_state_dict(model.state_dict())
+    optimizer, other = AdamW(model.parameters(), lr=1e-2), AdamW(plain.parameters(), lr=1e-2)
+    with Watcher(model, sink, probes="none", optimizer=optimizer, record=Asked(digests), strict=True) as watcher:
+        for t in range(6):
+            if t == 3:
+                optimizer.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.1
+                with torch.no_grad():
+                    next(model.parameters()).mul_(2.0)
+                    next(plain.parameters()).mul_(2.0)
+
+            def closure(t: int = t) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch(t))
+                loss.backward()
+                watcher.step(loss=loss)
+                return loss
+
+            stepped = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            other.zero_grad()
+            loss = loss_of(plain, batch(t))
+            loss.backward()
+            other.step()
+            assert torch.equal(stepped, loss), "the optimizer returns what its closure did"
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    changed = [(f["step"], f["kind"], f["name"]) for f in sink.facts if f["before"] is not None or f["kind"] == "write"]
+    first = next(iter(dict(model.named_parameters())))
+    assert changed == [(3, "setting", "optimizer 0 group 0 lr"), (3, "write", first)], sink.facts
+
+
 def test_steps_that_a_loop_skips_do_not_set_the_count_back() -> None:
     """A GradScaler skips steps: their count then stands behind that of rows, and nothing is lost."""
     model, sink = Toy(), Ledgers()

@@ -21,6 +21,7 @@ from ..places.naming import ParameterPlaces, named
 from ..state import Digester, numbers_of
 from ..state.bits import version, versions
 from .instrument import Instrument
+from .stepping import before_step
 from .training_pass import TrainingRows
 
 MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
@@ -99,7 +100,7 @@ class UpdateLedger(Instrument):
         self._attributes = numbers_of(watched.model)
         self._parameters = ParameterPlaces(watched.model)
         self._handles = [
-            _before_step(optimizer, lambda *_, number=number: self._stepping(number))
+            before_step(optimizer, partial(self._stepping, number))
             for number, optimizer in enumerate(watched.optimizers)
         ]
         self._stepped: set[int] = set()
@@ -369,14 +370,6 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def _before_step(optimizer: Any, hook: Callable[..., None]) -> Any:
-    """Call ``hook`` before each step of an optimizer, or of the one that it wraps, as Accelerate's does."""
-    try:
-        return optimizer.register_step_pre_hook(hook)
-    except AttributeError:
-        return optimizer.optimizer.register_step_pre_hook(hook)
 
 
 def _some(states: list[Any]) -> list[Any]:
