@@ -57,6 +57,19 @@ def ratio(cell: str) -> float:
     return value
 
 
+def test_the_recorder_is_measured_by_what_it_does_in_an_update(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = script("recorder_cost")
+    monkeypatch.setattr(benchmark, "SIZES", ((1, 8, 2, 4),))
+    benchmark.main()
+    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    told = {name.strip(): value.strip() for name, value in lines}
+    assert told[""] == "1 x 8, 2 x 4"
+    assert all(ratio(told[name]) for name in ("ledger (`record=None`)", "with sketches", "with a snapshot"))
+    assert 12 <= float(told["bytes a parameter and snapshot"]) < 14, "weights, two moments and random states"
+
+
 @pytest.mark.slow
 def test_depth_measures_each_depth_and_mode_and_adds_to_what_is_there(main: Any, tmp_path: Path) -> None:
     out, modes = tmp_path / "depth", "bare;checkpointing, probes"
