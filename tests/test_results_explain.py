@@ -110,4 +110,11 @@ def test_one_fault_and_one_control_are_made_judged_and_not_made_again(validate: 
     assert (control["kind"], control["accused"], control["verdict"]) == ("Plain", "0", "no trouble")
     validate.run(["fault", "healthy"], kinds, ["decoder-only"], [1], file)
     assert file.read_bytes() == before, "a cell that is there was made again"
-    assert "| accused, healthy changes | 0.00 [nan, nan] | 1 | at most .05 |" in validate.say(file)
+    assert "| accused, healthy changes | 0.00 [nan, nan] | 1 | at most .05 |" in validate.say(validate.made(file))
+
+
+def test_the_pages_show_the_tables_of_the_cells(validate: ModuleType) -> None:
+    rows = validate.made(validate.FILE)
+    assert len(rows) == 6 * sum(map(len, validate.SETS.values())), "the validation is not whole"
+    for page, text in validate.pages(rows).items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run python results/explain/validate.py --write"

@@ -10,7 +10,7 @@ import argparse
 import csv
 import math
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ MODELS = ("decoder-only", "encoder-decoder")
 SEEDS = (11, 12, 13)
 WITHIN = 10  # updates: a right step lies so near to the update at which the fault begins
 FILE = Path(__file__).with_name("cells.csv")
+ROOT = FILE.resolve().parents[2]
 COLUMNS = (
     *("set", "kind", "model", "seed", "verdict", "named", "place", "step", "right", "accused", "wrong", "updates"),
     *("loss_before", "loss_after", "diagnose", "error"),
@@ -160,9 +161,8 @@ def share(rows: list[dict[str, str]], column: str) -> tuple[float, float, float,
     return middle, max(0.0, middle - half), min(1.0, middle + half), len(means)
 
 
-def say(file: Path) -> str:
+def say(rows: list[dict[str, str]]) -> str:
     """Return the table of goals."""
-    rows = made(file)
     scope = {name for name, kind in FAULTS.items() if kind.scope}
     listed = {kind.__name__ for kind in LISTED}
     faults = [row for row in rows if row["set"] == "fault"]
@@ -182,7 +182,40 @@ def say(file: Path) -> str:
     costs = [float(row["updates"]) for row in rows if row["updates"]]
     if costs:
         text.append(f"\nCost: {np.median(costs):.0f} updates replayed a run (median), at most {max(costs):.0f}.")
+    if failed := sum(bool(row["error"]) for row in rows):
+        text.append(f"{failed} cells ended with an error, which counts as naming nothing.")
     return "\n".join(text)
+
+
+def by_kind(rows: list[dict[str, str]]) -> str:
+    """Return the table of kinds: cells that are right, what is named there most often, and diagnose's first event."""
+    text = ["| set | kind | right | names most often | diagnose's first event, most often |", "|---|---|---|---|---|"]
+    kinds = dict.fromkeys((row["set"], row["kind"]) for row in rows)
+    for group, name in kinds:
+        own = [row for row in rows if (row["set"], row["kind"]) == (group, name)]
+        right = sum(int(row["right"] or 0) if row["set"] != "healthy" else 1 - int(row["accused"] or 0) for row in own)
+        word = name if group != "fault" or FAULTS[name].scope else f"{name} (out of scope)"
+        text.append(f"| {group} | {word} | {right} of {len(own)} | {most(own, 'named')} | {most(own, 'diagnose')} |")
+    return "\n".join(text)
+
+
+def most(rows: list[dict[str, str]], column: str) -> str:
+    """Return the most frequent entry of a column, with its count; "nothing" for an empty one."""
+    entry, count = Counter(row[column] for row in rows).most_common(1)[0]
+    return f"{entry or 'nothing'} ({count})"
+
+
+def pages(rows: list[dict[str, str]]) -> dict[Path, str]:
+    """Return the pages that show the tables, each as it should read."""
+    goals = say(rows)
+    shown = {FILE.with_name("README.md"): f"{goals}\n\n{by_kind(rows)}", ROOT / "docs" / "explain.md": goals}
+    return {page: marked(page.read_text(encoding="utf-8"), told) for page, told in shown.items()}
+
+
+def marked(page: str, told: str) -> str:
+    """Return a page with ``told`` between its marks."""
+    before, _, rest = page.partition("<!-- results -->\n")
+    return f"{before}<!-- results -->\n{told}\n{rest[rest.index('<!-- end -->') :]}"
 
 
 def main() -> None:
@@ -193,11 +226,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--say", action="store_true", help="print the tables of what is there, and make nothing")
+    parser.add_argument("--write", action="store_true", help="put these tables into the pages that show them")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if not given.say:
+    if not (given.say or given.write):
         run(given.sets, given.kinds, given.models, given.seeds, given.out)
-    print(say(given.out))
+    rows = made(given.out)
+    print(f"{say(rows)}\n\n{by_kind(rows)}")
+    if given.write:
+        for page, text in pages(rows).items():
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,19 @@ def test_a_watched_run_is_explained_with_a_factory(run: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_black_box_is_explained_in_a_fresh_process(tmp_path: Path) -> None:
+def test_a_black_box_is_explained_in_a_fresh_process_after_one_that_was_killed(tmp_path: Path) -> None:
     train(faults.LargeRate(), tmp_path / "run", 44, recorder())
     code = "from stabilitylab import cli; cli.main()"
     command = [sys.executable, "-c", code, "explain", str(tmp_path / "run"), "--factory", "loops:ready"]
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    killed = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        killed.wait(1.5)
+    killed.kill()
+    assert killed.communicate()[0] == "", "it was killed before it knew the cause"
     ended = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert after == before, "explain wrote to the run"
     assert ended.returncode == 1, ended.stderr
     assert "Cause: learning rate at step 22 (x40). Evidence: with the learning rate of step 21" in ended.stdout
     assert "6 of 6 repeats" in ended.stdout
