@@ -5,9 +5,9 @@
     python benchmarks/compiled_cost.py --backend eager          # nothing compiled
 
 A decoder of GPT's kind (tests/compiled has a smaller one), AdamW, updates of one batch. "control": a second unwatched
-one. "plain": watched, a row that is not probed. "standard", "default": a probed row with these probes. Every subject
-has its own model and optimizer; CPU time, of one thread; without reference passes, which train nothing. Intervals:
-95 %, bootstrap over rounds.
+one. "plain": watched, a row that is not probed. "standard", "default", "fingerprint": a probed row with these probes.
+Every subject has its own model and optimizer; CPU time, of one thread; without reference passes, which train nothing.
+Intervals: 95 %, bootstrap over rounds.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def main() -> None:
         "plain": subject(arguments, "default", NEVER),
         "standard": subject(arguments, "standard"),
         "default": subject(arguments, "default"),
+        "fingerprint": subject(arguments, "fingerprint"),
     }
     rounds(subjects, 3)  # which compiles
     taken = rounds(subjects, arguments.rounds)
@@ -110,7 +111,7 @@ def main() -> None:
     print(f"unwatched: {1000 * sorted(taken['unwatched'])[arguments.rounds // 2]:.0f} ms an update")
     for name in subjects:
         if name != "unwatched":
-            print(f"{name:10s} / unwatched  {middle(taken[name] / taken['unwatched'])}")
+            print(f"{name:11s} / unwatched  {middle(taken[name] / taken['unwatched'])}")
 
 
 if __name__ == "__main__":
