@@ -24,6 +24,7 @@ ORDER = (
         "kernels",
         "decisive",
         "environment",
+        "histograms",
         "printable",
         "stopping",
         "tapping",
