@@ -87,11 +87,11 @@ def _histograms(name: str, data: pa.Table) -> Iterator[tuple[str, int, dict[str,
     Buckets end at powers of two. Sums, which TensorBoard keeps beside them, are those of the buckets' middles.
     """
     steps = np.unique(data["step"].to_numpy())
-    sites, stacks = (np.array(data[key].to_pylist()[: data.num_rows // len(steps)]) for key in ("site", "stack_name"))
+    sites, stacks = (data[key].to_pylist()[: data.num_rows // len(steps)] for key in ("site", "stack_name"))
     counts = np.stack([np.array(data[column].to_pylist(), float) for column in COLUMNS[:NONFINITE]], axis=1)
     counts = counts.reshape(len(steps), len(sites), NONFINITE)
-    for stack in dict.fromkeys(stacks.tolist()):
-        inside = np.flatnonzero(stacks == stack)
+    for stack in dict.fromkeys(stacks):
+        inside = np.flatnonzero(np.array(stacks) == stack)
         shown = inside[np.unique(np.linspace(0, len(inside) - 1, min(MOST_PLACES, len(inside))).astype(int))]
         for place in shown.tolist():
             tag = "/".join(filter(None, (name, stack, sites[place])))

@@ -14,6 +14,7 @@ from ..histograms import TABLES as HISTOGRAMS
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record, Runs
 from .first_break import finding
+from .measures.gradient_shares import gradient_shares
 from .measures.histograms import ridges
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
@@ -37,7 +38,7 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
     place of a histogram matches.
     """
     lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns)]
-    panels = [panel for panel in lines if panel.series]
+    panels = [panel for panel in (*lines, gradient_shares(record, columns)) if panel is not None and panel.series]
     pooled = 1
     notes = []
     for table in record.run.tables:
