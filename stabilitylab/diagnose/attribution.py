@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from .order import describe
 
 TABLE = "grad_norm"
 NAMED = 3  # groups that a sentence names
-LISTED = 10  # groups of a row that are listed
+LISTED = 20  # groups of a row that diagnose --json lists
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Attribution:
 
     step: int
     shares: tuple[tuple[Row, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "shares": {describe(row): share for row, share in self.shares[:LISTED]}}
 
     def words(self) -> str:
         """Name the largest shares: ``95 % of the squared norm is lm_head, 2 % transformer.wte``."""
@@ -78,5 +82,5 @@ def percent(share: float) -> str:
 
 
 def _of_row(step: int, rows: Sequence[Row], shares: np.ndarray) -> Attribution:
-    order = np.argsort(-shares, kind="stable")[:LISTED]
+    order = np.argsort(-shares, kind="stable")
     return Attribution(step, tuple((rows[at], float(shares[at])) for at in order))

@@ -20,7 +20,6 @@ from .consequence import weighed
 from .events import DETECTORS, Event, as_sentence
 from .evidence import Evidence
 from .headroom import headroom
-from .order import describe
 from .unmeasured import not_measured, unmeasured
 
 HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
@@ -156,10 +155,7 @@ class Diagnosis:
             "unchecked": dict(self.unchecked),
             "unmeasured": dict(self.unmeasured),
             "headroom": self.headroom,
-            "gradient_shares": [
-                {"step": one.step, "shares": {describe(row): share for row, share in one.shares}}
-                for one in self.attribution
-            ],
+            "gradient_shares": [one.as_dict() for one in self.attribution],
             "doubts": list(self.doubts),
             "not_neutral": list(self.not_neutral),
             "audit": list(self.audit),
