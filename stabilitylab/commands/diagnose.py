@@ -75,6 +75,8 @@ def _show(found: Diagnosis) -> None:
     if found.audit:
         console.print(f"at the first row: {'; '.join(found.audit)}", highlight=False, markup=False)
     if found.attribution:
-        console.print(f"gradient: {attributed(found.attribution)}", highlight=False, markup=False)
+        console.print(
+            f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
+        )
     for kind, why in found.unchecked.items():
         console.print(f"not checked: {DETECTORS[kind].title}; {why}", highlight=False, markup=False)

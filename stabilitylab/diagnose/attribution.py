@@ -29,13 +29,9 @@ class Attribution:
         return {"step": self.step, "shares": {describe(row): share for row, share in self.shares[:LISTED]}}
 
     def words(self) -> str:
-        """Name the largest shares: ``95 % of the squared norm is lm_head, 2 % transformer.wte``."""
-        shown = [(describe(row), share) for row, share in self.shares[:NAMED] if share > 0]
-        if not shown:
-            return "exactly 0"
-        (first, most), *others = shown
-        rest = "".join(f", {percent(share)} {name}" for name, share in others)
-        return f"{percent(most)} of the squared norm is {first}{rest}"
+        """Name the largest shares: ``step 59: 95 % lm_head, 2 % transformer.wte``."""
+        shown = [f"{percent(share)} {describe(row)}" for row, share in self.shares[:NAMED] if share > 0]
+        return f"step {self.step}: {', '.join(shown) or 'no gradient but exact zeros'}"
 
 
 def shares_of(norms: np.ndarray) -> np.ndarray:
@@ -72,7 +68,7 @@ def attribution(evidence: Evidence, *steps: int) -> tuple[Attribution, ...]:
 
 def attributed(found: Sequence[Attribution]) -> str:
     """Return the shares of the last row in words, then those of the others, the latest first; "" for none."""
-    return "; ".join(f"at step {one.step} {one.words()}" for one in reversed(found))
+    return "; ".join(one.words() for one in reversed(found))
 
 
 def percent(share: float) -> str:

@@ -47,8 +47,8 @@ def test_the_first_and_the_last_row_and_that_of_an_event(tmp_path: Path) -> None
     assert [one.step for one in found] == [0, 5, 10]  # row 20 is not finite
     assert found[1].shares[:2] == ((ROWS[-1], 16 / 25), (ROWS[0], 9 / 25))
     assert attributed(found) == (
-        "at step 10 44 % of the squared norm is layer 1 of layers (mlp), 44 % head, 11 % embed; "
-        "at step 5 64 % of the squared norm is head, 36 % embed; at step 0 98 % of the squared norm is head, 2 % embed"
+        "step 10: 44 % layer 1 of layers (mlp), 44 % head, 11 % embed; step 5: 64 % head, 36 % embed; "
+        "step 0: 98 % head, 2 % embed"
     )
     assert percent(0.0004) == "below 0.1 %"
     assert percent(0.004) == "0.4 %"
@@ -75,7 +75,7 @@ def test_diagnose_says_it_and_has_it_as_data(tmp_path: Path) -> None:
     found = diagnose(run(tmp_path, norms))
     total = 1 + 5 * 0.25 + 9
     assert found.as_dict()["gradient_shares"][-1]["shares"]["head"] == pytest.approx(9 / total)
-    assert attributed(found.attribution).startswith("at step 20 80 % of the squared norm is head, 9 % embed")
+    assert attributed(found.attribution).startswith("step 20: 80 % head, 9 % embed")
     bare = diagnose(Run.open(made(tmp_path / "bare", {"loss": [2.0 - 0.01 * n for n in range(30)]})))
     assert bare.attribution == ()
 

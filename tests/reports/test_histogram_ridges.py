@@ -10,7 +10,7 @@ import pytest
 from test_page import Document
 
 from stabilitylab.errors import UsageError
-from stabilitylab.histograms import COLUMNS
+from stabilitylab.histograms import COLUMNS, TABLES
 from stabilitylab.reports import MissingRuns
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.diagnosis import diagnose
@@ -19,6 +19,7 @@ from stabilitylab.reports.measures.histograms import HIGHEST, RIDGES, distances,
 from stabilitylab.reports.page.sections import PageSection
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
+from stabilitylab.terminal.summary import summary
 
 SITES = ("layers.0.weight", "layers.1.weight", "layers.1.bias")
 
@@ -128,3 +129,14 @@ def test_the_command_draws_the_places_that_are_chosen(run, tmp_path: Path) -> No
     assert (tmp_path / "report" / "figures" / "histograms-ridges.png").stat().st_size > 0
     code, _, err = run("report", "runs", "--watch", "--place", "bias")
     assert (code, err) == (2, "stabilitylab: --watch draws the histograms that moved most: leave out --place.\n")
+
+
+def test_the_table_by_depth_leaves_histograms_out(run, tmp_path: Path) -> None:
+
+    code, _, err = run(
+        "probe", "--depth", "2", "--steps", "2", "--probes", "grad_norm,histograms", "--out", "runs", "--quiet"
+    )
+    assert code == 0, err
+    (record,) = Runs.load(tmp_path / "runs")
+    assert set(record.run.tables) == {"grad_norm", *TABLES}
+    assert {line[0] for line in summary(record.run)[1]} == {"grad_norm"}
