@@ -10,7 +10,7 @@ import pytest
 from test_page import Document
 
 from stabilitylab.errors import UsageError
-from stabilitylab.histograms import COLUMNS, TABLES
+from stabilitylab.histograms import COLUMNS
 from stabilitylab.reports import MissingRuns
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.diagnosis import diagnose
@@ -18,7 +18,7 @@ from stabilitylab.reports.figures.histograms.ridges import HistogramRidges
 from stabilitylab.reports.measures.histograms import HIGHEST, RIDGES, distances, ridges
 from stabilitylab.reports.page.sections import PageSection
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.store import RunWriter
+from stabilitylab.store import Run, RunWriter
 from stabilitylab.terminal.summary import summary
 
 SITES = ("layers.0.weight", "layers.1.weight", "layers.1.bias")
@@ -131,12 +131,12 @@ def test_the_command_draws_the_places_that_are_chosen(run, tmp_path: Path) -> No
     assert (code, err) == (2, "stabilitylab: --watch draws the histograms that moved most: leave out --place.\n")
 
 
-def test_the_table_by_depth_leaves_histograms_out(run, tmp_path: Path) -> None:
-
-    code, _, err = run(
-        "probe", "--depth", "2", "--steps", "2", "--probes", "grad_norm,histograms", "--out", "runs", "--quiet"
-    )
-    assert code == 0, err
-    (record,) = Runs.load(tmp_path / "runs")
-    assert set(record.run.tables) == {"grad_norm", *TABLES}
-    assert {line[0] for line in summary(record.run)[1]} == {"grad_norm"}
+def test_the_table_by_depth_leaves_histograms_out(tmp_path: Path) -> None:
+    places = (Row("encoder.layers.0.weight", "encoder", 1, "weight"),)
+    config = {"model": {"encoder_layers": 1, "decoder_layers": 0}}
+    with RunWriter.create(tmp_path / "run", {"kind": "train", "label": "postln", "config": config}) as writer:
+        writer.open([Table(name, COLUMNS, places, "entries", main="zero") for name in ("histograms", "of_mine")])
+        cells = Cells(bins(zero=3)[None], np.zeros(1, bool))
+        writer.append(0, {"loss": 1.0}, {"histograms": cells, "of_mine": cells})
+        writer.set_status("finished", 1)
+    assert summary(Run.open(tmp_path / "run"))[1] == [["of_mine", "0", "3.000"]]
