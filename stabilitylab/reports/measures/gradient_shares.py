@@ -35,8 +35,8 @@ def gradient_shares(record: Record, columns: int) -> Panel | None:
     for at, colour in zip(order[:LINES].tolist(), PARTS, strict=False):
         x, y = thin(steps, shares[:, at], columns)
         lines.append(Series(describe(rows[at]), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
-    if len(rows) > LINES:
+    if rest := len(rows) - len(lines):
         x, y = thin(steps, shares[:, order[LINES:]].sum(1), columns)
-        name = f"{len(rows) - LINES} others"
+        name = f"{rest} other{'s' * (rest > 1)}"
         lines.append(Series(name, x.tolist(), y.tolist(), colour=GREY, dash="dashed", marker="none"))
-    return Panel("Whose gradient it is", "update", "share of the squared gradient norm", lines)
+    return Panel("Shares of the gradient norm", "update", "share of the squared gradient norm", lines)
