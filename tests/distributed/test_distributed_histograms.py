@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_pipeline import train_stages
 from rank_tensor import PLANS, train_cut
 from rank_toys import train
 
@@ -20,12 +21,12 @@ def alone() -> dict[str, Any]:
     return train("one", steps=2, accumulate=2, probes=["histograms"])
 
 
-def check(several: dict[str, Any], one: dict[str, Any]) -> None:
-    assert set(several["tables"]) == set(TABLES)
+def check(several: dict[str, Any], one: dict[str, Any], rows: int = 2) -> None:
+    assert set(several["tables"]) >= set(TABLES)
     assert several["tables"] == one["tables"]
     small = [f"{sign}2^{power}" for sign in "-+" for power in range(-64, ROUNDING)] + ["-below", "+below", "zero"]
     noise = np.isin(COLUMNS, small)
-    for (step, _, tables), (_, _, others) in list(zip(several["rows"], one["rows"], strict=True))[:2]:
+    for (step, _, tables), (_, _, others) in list(zip(several["rows"], one["rows"], strict=True))[:rows]:
         for name in TABLES:
             ours, theirs = tables[name].values, others[name].values
             np.testing.assert_array_equal(tables[name].absent, others[name].absent)
@@ -46,4 +47,15 @@ def test_histograms_of_replicas_and_shards(ranks: Any, kind: str) -> None:
 def test_histograms_under_tensor_parallelism(ranks: Any, plan: str) -> None:
     several, other = (found[plan] for found in ranks("cut_histograms"))
     check(several, train_cut("one", steps=2, probes=["histograms"]))
+    assert other["rows"] == []
+
+
+def test_histograms_and_cosines_of_the_stages_of_a_pipeline(ranks: Any) -> None:
+    several, other = ranks("stages_histograms")
+    one = train_stages("one", probes="histograms,gradient_alignment")
+    check(several, one, rows=1)
+    for (_, _, tables), (_, _, others) in zip(several["rows"], one["rows"], strict=True):
+        if "gradient_alignment" in tables:
+            ours, theirs = (found["gradient_alignment"].values for found in (tables, others))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
     assert other["rows"] == []

@@ -16,9 +16,8 @@ from ..base import Collected, Numbers, ParameterProbe, Probe, probe, wide
 from ..parameters.copies import keep, parts, room_for
 from ..parameters.pieces import Parameters
 from ..parameters.squares import CHUNK, is_counted
-from ..places.sites import Site
+from ..places.sites import Site, Sites
 from ..rules import Rule, Sum
-from .outliers import hidden
 
 UNSEEN = len(COLUMNS)  # the place of entries that do not count: padding
 
@@ -29,6 +28,16 @@ class Count(Sum):
 
     def finish(self, parts: torch.Tensor) -> torch.Tensor:
         return super().finish(parts).round()
+
+
+def hidden_by_layer(sites: Sites) -> Sequence[Site]:
+    """Return the feed-forward activations and the output of each layer, layer by layer: the rows of a pipeline's stages
+    then stand as those of one process."""
+    order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
+    found = sorted(
+        (*sites.activations, *sites.layers), key=lambda site: (order.get(site.stack, len(order)), site.layer)
+    )
+    return (*found, *sites.shown("stream"), *sites.shown("activations"))
 
 
 BINS: Mapping[str, Rule] = dict.fromkeys(COLUMNS, Count())
@@ -108,7 +117,7 @@ class HistogramsUpdate(_OfParameters):
         return self.collected(parameters, counted)
 
 
-@_table("histograms_activation", on="forward", at=hidden)
+@_table("histograms_activation", on="forward", at=hidden_by_layer)
 class HistogramsActivation(Probe):
     """The counts of ``histograms``, of the entries of each layer's output and of what a feed-forward block's second
     linear takes: real tokens of all micro-batches of the row, in the training forward.
