@@ -52,9 +52,11 @@ def commands() -> list[str]:
 def nouns() -> list[str]:
     """The probes by the page of docs/probes that describes them, and the architectures in the order of their ranks."""
     rows = []
+    brought = {name for probe in PROBES.values() for name in probe.brings}  # which come with another
     for page in sorted((DOCS / "probes").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        names = [name for name in re.findall(r"```{probe} (\w+)", text) if is_ours(PROBES[name])]
+        named = [name for name in re.findall(r"```{probe} (\w+)", text) if is_ours(PROBES[name])]
+        names = [name for name in named if name not in brought]
         if names:
             title = text.splitlines()[0].lstrip("# ")
             rows.append((f"probes: [{title.lower()}](docs/probes/{page.name})", listed(names)))

@@ -24,6 +24,7 @@ ORDER = (
         "kernels",
         "decisive",
         "environment",
+        "histograms",
         "printable",
         "stopping",
         "tapping",
@@ -77,7 +78,7 @@ INSIDE = {
     "diagnose": (
         ("diagnose.order",),
         ("diagnose.evidence", "diagnose.unmeasured", "diagnose.audited"),
-        ("diagnose.events", "diagnose.series", "diagnose.headroom"),
+        ("diagnose.events", "diagnose.series", "diagnose.headroom", "diagnose.attribution"),
         ("diagnose.changed",),
         ("diagnose.detectors", "diagnose.cause", "diagnose.announced"),
         ("diagnose.consequence",),

@@ -34,6 +34,7 @@ WHEN = {
     "reference": "the reference pass: a fixed held-out batch, eval mode, no gradients",
 }
 OWN = "stabilitylab.probes."
+MOST = 24  # columns of a probe that are listed by name
 
 
 def built_in() -> dict[str, type[Probe]]:
@@ -71,6 +72,12 @@ def _row(cells: Sequence[nodes.Node]) -> nodes.row:
     return nodes.row("", *(nodes.entry("", cell) for cell in cells))
 
 
+def columns(entry: type[Probe]) -> str:
+    """The names of a probe's columns; of many, the first and the last ones."""
+    names = list(entry.columns)
+    return ", ".join(names if len(names) <= MOST else [*names[:3], "...", *names[-3:]])
+
+
 class ProbeTable(SphinxDirective):
     """All probes: name, columns, unit, when, whether by default."""
 
@@ -78,7 +85,7 @@ class ProbeTable(SphinxDirective):
         rows = [
             [
                 nodes.paragraph("", "", nodes.literal(text=name)),
-                prose(", ".join(probe.columns)),
+                prose(columns(probe)),
                 prose(probe.unit),
                 prose(probe.on),
                 prose("yes" if probe.default else ""),
@@ -100,7 +107,7 @@ class OneProbe(SphinxDirective):
         described.add(name)
         combined = {"norm": "root of the sum of squares", "mean": "mean", "": "not combined"}[probe.total]
         facts = {
-            "columns": ", ".join(probe.columns),
+            "columns": columns(probe),
             "unit": probe.unit or "none",
             "taken in": WHEN[probe.on],
             "rows of a layer": combined,

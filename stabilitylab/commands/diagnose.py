@@ -68,10 +68,15 @@ def _show(found: Diagnosis) -> None:
         if others:
             seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)
             console.print(Padding(Text(f"also seen: {seen}", style="dim"), (0, 0, 0, 4), expand=False))
+    from ..diagnose.attribution import attributed
     from ..diagnose.events import DETECTORS
 
     console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}", highlight=False)
     if found.audit:
         console.print(f"at the first row: {'; '.join(found.audit)}", highlight=False, markup=False)
+    if found.attribution:
+        console.print(
+            f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
+        )
     for kind, why in found.unchecked.items():
         console.print(f"not checked: {DETECTORS[kind].title}; {why}", highlight=False, markup=False)

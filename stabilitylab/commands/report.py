@@ -37,6 +37,14 @@ def report(
     run: Annotated[
         list[str] | None, typer.Option(help="Diagnose this run (its name in the table of runs); repeatable.")
     ] = None,
+    place: Annotated[
+        str,
+        typer.Option(
+            help="Draw the histograms of the places that this regular expression matches, such as lm_head; else of "
+            "those that moved most.",
+            show_default=False,
+        ),
+    ] = "",
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Write the page again while runs go on, and the report at their end."),
@@ -52,6 +60,8 @@ def report(
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
+    if watch and place:
+        raise UsageError("--watch draws the histograms that moved most: leave out --place.")
     from ..reports.build import build
     from ..reports.page.live import watch as watched
     from ..stopping import stopping
@@ -78,7 +88,7 @@ def report(
             said: set[str] = set()
             built = watched(chosen, out, every, diagnosed=run or (), told=told, progress=progress)
         else:
-            built = build(chosen, out, figures=figure or (), diagnosed=run or (), progress=progress)
+            built = build(chosen, out, figures=figure or (), diagnosed=run or (), places=place, progress=progress)
     if as_json:
         print(json.dumps(_facts(built), indent=2))
     elif quiet:

@@ -12,6 +12,7 @@ from ..bisect import Bisection
 from ..bisect.prints import TABLES, RunPrints
 from ..bisect.stored import common_steps, of_prints
 from ..errors import InputError, UsageError
+from ..histograms import TABLES as HISTOGRAMS
 from ..schema import Row
 from ..store import Run
 from ..store.layout import flat
@@ -196,6 +197,9 @@ def _pairs(left: Evidence, right: Evidence) -> Iterator[tuple[Grid, Grid]]:
             yield pair
     for table in left.run.tables:
         if table in right.run.tables:
+            if table in HISTOGRAMS:
+                left.read_whole(table)
+                right.read_whole(table)
             is_print = table in TABLES.values()  # whose sums are compared by :func:`sketched`
             for column in ("norm",) if is_print else left.run.table(table).columns:
                 if pair := _common(left.grid(table, column), right.grid(table, column)):

@@ -13,6 +13,7 @@ from ..store import Run
 from ..store.layout import BLACK_BOX
 from ..store.reader import of_snapshots
 from .announced import announced
+from .attribution import Attribution, attribution
 from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .consequence import weighed
@@ -37,6 +38,8 @@ class Diagnosis:
     - ``unmeasured``: what the run was to record and did not -> why.
     - ``headroom``: the last distance from the highest stable rate on its fixed batch, in a sentence; "" if not
       recorded.
+    - ``attribution``: the shares of groups of parameters in the squared gradient norm, of the first row, of the row of
+      the first sign and of the last row; empty if not recorded.
     - ``doubts``: warnings given while it ran, such as a ``step()`` in the wrong place.
     - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
       unwatched run.
@@ -55,6 +58,7 @@ class Diagnosis:
     open: str = ""
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     headroom: str = ""
+    attribution: tuple[Attribution, ...] = ()
     doubts: tuple[str, ...] = ()
     not_neutral: tuple[str, ...] = ()
     audit: tuple[str, ...] = ()
@@ -151,6 +155,7 @@ class Diagnosis:
             "unchecked": dict(self.unchecked),
             "unmeasured": dict(self.unmeasured),
             "headroom": self.headroom,
+            "gradient_shares": [one.as_dict() for one in self.attribution],
             "doubts": list(self.doubts),
             "not_neutral": list(self.not_neutral),
             "audit": list(self.audit),
@@ -218,9 +223,11 @@ def _diagnosed(run: Run) -> Diagnosis:
     open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else _unjudged(evidence, checked)
     flat = any(event.kind == "plateau" for event in events)
     found = ordered(weighed(events, evidence, learns="plateau" in checked and not open_ and not flat))
+    cause = explain(found)
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
-        *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
+        *(tuple(found), cause, checked, unchecked, open_, unmeasured(run), headroom(evidence)),
+        attribution=attribution(evidence, *(event.step for event in cause.together[:1])),
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
         audit=audited(run.manifest),

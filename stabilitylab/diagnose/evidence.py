@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ..changes import LoopChange, changes_of
 from ..decisive import decisive
-from ..schema import Row
+from ..schema import Row, Table
 from ..store import Run
 from ..store.arrays import steps_in
 from ..store.layout import METRICS
@@ -145,6 +145,12 @@ class Evidence:
             self._read[key] = self._grid(*key)
         return self._read[key]
 
+    def read_whole(self, table: str) -> None:
+        """Read all columns of a table at once, for one who looks at each of many."""
+        frame = self.run.frame(table)
+        for column in self.run.table(table).columns if len(frame) else ():
+            self._read[table, column, False] = _grid_of(self.run.table(table), column, frame)
+
     def _metric(self, *names: str) -> Grid | None:
         for name in names:
             if name not in self.metrics.column_names:
@@ -168,11 +174,15 @@ class Evidence:
         frame = self.run.frame(table, columns=[column], by="layer" if combined else None)
         if frame.empty:
             return None
-        steps = steps_in(frame["step"].to_numpy())
-        count = len(frame) // len(steps)
-        labels = frame.iloc[:count]
-        rows = definition.rows
-        if combined:
-            rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
-        values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
-        return Grid(table, column, definition.phase, steps, rows, values, absent.astype(bool))
+        grid = _grid_of(definition, column, frame)
+        if not combined:
+            return grid
+        labels = frame.iloc[: len(frame) // len(grid.steps)]
+        rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
+        return replace(grid, rows=rows)
+
+
+def _grid_of(definition: Table, column: str, frame: Any) -> Grid:
+    steps = steps_in(frame["step"].to_numpy())
+    values, absent = (frame[key].to_numpy().reshape(len(steps), -1) for key in (column, "absent"))
+    return Grid(definition.name, column, definition.phase, steps, definition.rows, values, absent.astype(bool))

@@ -11,7 +11,7 @@ import torch
 from ..api import WatchKeywords
 from ..errors import ResourceError, UsageError
 from ..probes.parameters.ranks import from_first_rank
-from .session import Batch, Masking, Session, refuse
+from .session import TOTAL, Batch, Masking, Session, refuse
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -32,6 +32,9 @@ class LightningCallback(Callback):
     Row t is update t: ``loss`` as it was backpropagated, summed over ``accumulate_grad_batches`` (hence their mean);
     ``lr``; gradients of the whole batch, unscaled and *before* ``gradient_clip_val`` clips them: Lightning calls
     ``on_before_optimizer_step`` between the two. Validation leaves no trace.
+
+    Lightning's progress bar gets ``grad_norm_total``, the gradient norm of the update before (which the host knows, so
+    that nothing waits for the device), and ``alarm_step``, the step of the last alert of ``alarm=``; loggers do not.
 
     ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch that
     is a mapping. ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
@@ -91,6 +94,15 @@ class LightningCallback(Callback):
     ) -> None:
         if self._session is not None:
             self._session.row()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **named: Any) -> None:
+        if self._session is None:
+            return
+        norm, alert = self._session.gradient_norm(wait=False), self._session.alert
+        shown = {TOTAL: norm, "alarm_step": None if alert is None else float(alert.step)}
+        for name, value in shown.items():
+            if value is not None:  # logger=False: loggers get what the module itself logs
+                pl_module.log(name, value, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._session is not None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..alarm import Alert
 from ..api import RunWatcher, watch
 from ..errors import UsageError
 from ..explain import Recorder
@@ -19,6 +20,7 @@ from .masks import BatchMasks
 
 Batch = Mapping[str, Any]
 Masking = Literal["auto"] | Mask | Callable[[], Mask | None] | None
+TOTAL = "grad_norm_total"  # the metric that progress bars show
 OWN = ("optimizer", "scaler", "parallel", "resume")  # options that only the trainer knows
 
 
@@ -51,6 +53,7 @@ class Session:
             mask = self.masks = BatchMasks([stack.name for stack in sites.stacks])
         self._optimizer = optimizer
         self._loss: torch.Tensor | None = None
+        self._row: Mapping[str, float | None] = {}  # the metrics of the last update, read when they are looked at
         self._unfollow = self.masks.follow(model) if self.masks else lambda: None
         self._error = getattr(sys, "last_value", None)
         self._process = os.getpid()
@@ -95,7 +98,26 @@ class Session:
     def row(self) -> None:
         """End a row: gradients are those of the whole batch, unscaled and not clipped yet."""
         loss, self._loss = self._loss, None
-        self.watcher.step(loss=loss, lr=self._optimizer.param_groups[0]["lr"])
+        self._row = self.watcher.step(loss=loss, lr=self._optimizer.param_groups[0]["lr"])
+
+    def gradient_norm(self, wait: bool) -> float | None:
+        """Return the norm of the whole gradient, before clipping, for a progress bar; None where the row has none.
+
+        ``wait``: of the last update, between the optimizer's step and the next forward pass, which waits for the
+        device; else of the update before, which the host knows already. Never communicates between ranks.
+        """
+        if not wait:
+            return self.watcher.last[1].get(TOTAL) if self.watcher.last else None
+        try:
+            return self._row.get(TOTAL)
+        except UsageError:  # the optimizer has not stepped, as under a scaler that skipped
+            return None
+
+    @property
+    def alert(self) -> Alert | None:
+        """The last alert of the alarm so far."""
+        alarm = self.watcher.alarm
+        return alarm.alerts[-1] if alarm is not None and alarm.alerts else None
 
     def finish(self) -> None:
         """End the run: training is over, and the model is trained."""

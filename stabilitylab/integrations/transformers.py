@@ -14,7 +14,7 @@ from ..api import WatchKeywords
 from ..errors import ResourceError, UsageError
 from ..probes.parameters.ranks import from_first_rank, is_first_rank
 from .accelerate import AcceleratedSession
-from .session import Batch, Masking, refuse
+from .session import TOTAL, Batch, Masking, refuse
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -42,6 +42,10 @@ class HuggingFaceCallback(TrainerCallback):
 
     ``record=stabilitylab.Recorder(lambda model, batch: model(**batch).loss, clip=args.max_grad_norm)`` records for
     ``stabilitylab explain``; its batches are the arguments of the model in training.
+
+    What the Trainer shows at its logging steps gets ``grad_norm_total``, the gradient norm of the update that it logs,
+    and ``alarm``, the last alert of ``alarm=``. They are in the ``logs`` of the callbacks that come after this one, the
+    progress bar or the printer last; ``log_history`` is left as it is.
 
     Each checkpoint of the Trainer gets a file of the watcher, so that ``train(resume_from_checkpoint=...)`` goes on in
     the same run; rows after the checkpoint are moved aside. If ``out`` does not exist yet, a resumed training starts a
@@ -93,8 +97,17 @@ class HuggingFaceCallback(TrainerCallback):
                 torch.save(checkpoint, file)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if "train_runtime" in (kwargs.get("logs") or {}):  # the last call before load_best_model_at_end
+        logs = kwargs.get("logs") or {}
+        if "loss" in logs and self._session is not None and self._session.open:  # not those of an evaluation
+            logs |= self._shown(self._session)
+        if "train_runtime" in logs:  # the last call before load_best_model_at_end
             self._finish()
+
+    def _shown(self, session: AcceleratedSession) -> dict[str, Any]:
+        """Return what the Trainer's bar or printed lines, whose callback comes last, show beside its own numbers."""
+        norm, alert = session.gradient_norm(wait=True), session.alert
+        shown: dict[str, Any] = {} if norm is None else {TOTAL: norm}
+        return shown if alert is None else shown | {"alarm": f"{alert.title} at step {alert.step}"}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -14,7 +14,7 @@ from ._engine.watchable import Optimizers
 from .base import PROBES, Collected, CurvatureProbe, ParameterProbe, Probe, probe
 from .parameters.sharing import SplitOver
 from .places.sites import Site, Sites
-from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sketch, Sum, Total
+from .rules import Cosine, Max, Mean, Norm, Quantile, Ratio, Rule, Sketch, Sum, Total
 from .watcher import Watcher
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "AlphaSchedule",
     "Cadence",
     "Collected",
+    "Cosine",
     "CudaGraphs",
     "CurvatureBatch",
     "CurvatureCadence",

@@ -80,6 +80,10 @@ class Probe:
         where this call has nothing to measure."""
         raise NotImplementedError
 
+    def over_heads(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The numbers of a module, made of those of its heads, (heads, ...): the largest."""
+        return numbers.amax(0)
+
     def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
         """The numbers that ``measure`` makes of ``y`` alone, of values of one shape at once: (n, *tokens) or (n,)."""
         raise NotImplementedError

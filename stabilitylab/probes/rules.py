@@ -97,6 +97,16 @@ class Ratio(Rule):
 
 
 @dataclass(frozen=True)
+class Cosine(Rule):
+    """<a, b> / (||a|| ||b||) of the sums <a, b>, ||a||^2, ||b||^2; for probes of parameters, which sum themselves."""
+
+    width: ClassVar[int] = 3
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0] / (parts[:, 1].sqrt() * parts[:, 2].sqrt())
+
+
+@dataclass(frozen=True)
 class Max(Rule):
     """Largest number over real tokens and all calls."""
 

@@ -78,6 +78,7 @@ def build(
     *,
     figures: Sequence[str] = (),
     diagnosed: Sequence[str] = (),
+    places: str = "",
     progress: Progress = lambda what, done, of: None,
 ) -> Built:
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
@@ -85,8 +86,9 @@ def build(
     ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures that can show what they are about, and the
     runs that most need a look. With ``figures`` nothing else is made, but for the claims about them, without Holm's
     correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out,
-    and listed in ``failed`` and on the page. Raises InputError where ``folder`` holds no run, UsageError for a name
-    that does not exist, ResourceError where ``out`` cannot be written.
+    and listed in ``failed`` and on the page. ``places``: a regular expression of the places whose histograms are drawn.
+    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where
+    ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
@@ -114,7 +116,7 @@ def build(
                 )
                 kept.append(made)
             if asked or not alone:
-                shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, begin))
+                shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, begin, places))
                 kept += shown
             why = dict(broken)
             lost = [(record.name, why[record.run.path]) for record in asked if record.run.path in why]
@@ -202,7 +204,7 @@ def _press(
 
 
 def _diagnosed(
-    press: Press, runs: Runs, names: Sequence[str], begin: Callable[[str], None]
+    press: Press, runs: Runs, names: Sequence[str], begin: Callable[[str], None], places: str = ""
 ) -> list[Missing | Failed | None]:
     """Diagnoses the runs that have a part of the page; one that is damaged raises before any is begun that another
     would replace."""
@@ -211,7 +213,7 @@ def _diagnosed(
     kept: list[Missing | Failed | None] = []
     for record in chosen:
         begin(record.name)
-        pictures.append((record, _drawn(record)))
+        pictures.append((record, _drawn(record, places)))
     for record, draw in pictures:
         files = bool(names) or len(runs) <= PRINTED
         made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw, files)
@@ -222,10 +224,10 @@ def _diagnosed(
     return kept
 
 
-def _drawn(record: Record) -> Callable[[], Picture]:
+def _drawn(record: Record, places: str) -> Callable[[], Picture]:
     """Diagnoses a run now; any error but damage is kept for whoever asks for it."""
     try:
-        picture = diagnose(record)
+        picture = diagnose(record, places=places)
     except DamagedError:
         raise
     except Exception as error:

@@ -9,9 +9,13 @@ import numpy as np
 
 from ..alarm.reading import recorded
 from ..diagnose.audited import audited
+from ..errors import UsageError
+from ..histograms import TABLES as HISTOGRAMS
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record, Runs
 from .first_break import finding
+from .measures.gradient_shares import gradient_shares
+from .measures.histograms import ridges
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
 from .run_grid import LayerGrid, lost_at, metric, read
@@ -22,36 +26,48 @@ LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
 ALARMS = 3  # at most so many alarms of a run are marked
 NAMED = 20  # places of a table without layers that a note can still name
+RIDGED, CHOSEN = 2, 6  # places of a table of histograms that are drawn, and at most if they were chosen
 SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 
 
-def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
-    """Draws loss, total gradient norm, ‖ΔF‖, and for each probe a map of layers by steps, every stack apart.
+def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Picture:
+    """Draws loss, total gradient norm, ‖ΔF‖, and for each probe a map of layers by steps, every stack apart; histograms
+    as ridges, of the places that moved most, or of those whose names the regular expression ``places`` matches.
 
-    Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet.
+    Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet, UsageError where no
+    place of a histogram matches.
     """
     lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns)]
-    panels = [panel for panel in lines if panel.series]
-    most = 1
+    panels = [panel for panel in (*lines, gradient_shares(record, columns)) if panel is not None and panel.series]
+    pooled = 1
     notes = []
     for table in record.run.tables:
-        grid = read(record, table) if table != UPDATE else None
+        grid = read(record, table) if table != UPDATE and table not in HISTOGRAMS else None
         if grid is None:
             continue
         if grid.outputs:
             panels.append(_outputs(table, grid, columns))
             continue
         panels += _maps(table, grid, columns)
-        most = max(most, math.ceil(len(grid.steps) / columns))
+        pooled = max(pooled, math.ceil(len(grid.steps) / columns))
         if not grid.layers.any() and len(grid.names) <= NAMED:
             called = ", ".join(f"{place} {name}" for place, name in enumerate(grid.names, 1))
             notes.append(f"Places of {table.replace('_', ' ')}: {called}.")
+    kept = [table for table in HISTOGRAMS if table in record.run.tables]
+    most = CHOSEN if places else RIDGED
+    drawn = [one for table in kept for one in ridges(record, table, most=most, chosen=places)]
+    if places and kept and not drawn:
+        raise UsageError(
+            f"no place with a histogram in {record.name} matches {places!r}: see Run.table('{kept[0]}').rows."
+        )
+    panels += [one.panel for one in drawn]
+    notes += [note for one in drawn for note in one.notes("")]
     if not panels:
         raise MissingRuns(f"{record.name} has recorded nothing yet: come back after its first steps")
     depth = "-".join(f"{n}L" for n in record.layers if n) or "a model of your own"
     notes = [f"{record.label}, {depth}.", *notes]
-    if most > 1:
-        notes.append(f"A column of a map shows the largest number of up to {most} probed steps.")
+    if pooled > 1:
+        notes.append(f"A column of a map shows the largest number of up to {pooled} probed steps.")
     if checked := audited(record.run.manifest):
         notes.append(f"Checked at the first row: {'; '.join(checked)}.")
     return Picture(panels, finding(record), notes, columns=2, provenance=provenance(Runs([record])))

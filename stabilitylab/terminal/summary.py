@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..histograms import TABLES as HISTOGRAMS
 from .words import number
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     """Return header and lines of the table by depth: first, middle, last layer of a stack; first and last recorded row.
 
     Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged if it has none.
-    A number that is measured at the output of a stack stands under its last layer.
+    A number that is measured at the output of a stack stands under its last layer. Histograms are left out: no single
+    column says what they hold.
     """
     model = run.config["model"]
     places = [
@@ -25,7 +27,7 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     ]
     tops = dict(places)  # the last place of a stack wins
     body: list[list[str]] = []
-    for name in run.tables:
+    for name in (name for name in run.tables if name not in HISTOGRAMS):
         table = run.table(name)
         column = table.main
         frame = run.frame(name, columns=[column], by="layer" if table.total else None)

@@ -118,6 +118,10 @@ for kind in ("ddp", "fsdp"):
     CASES[f"{kind}_updates"] = lambda folder, kind=kind: train(kind)
     CASES[f"{kind}_accumulated"] = lambda folder, kind=kind: train(kind, steps=2, accumulate=2)
     CASES[f"{kind}_split_reference"] = lambda folder, kind=kind: train(kind, steps=2, split_reference=True)
+    CASES[f"{kind}_histograms"] = lambda folder, kind=kind: train(kind, steps=2, accumulate=2, probes=["histograms"])
+    CASES[f"{kind}_alignment"] = lambda folder, kind=kind: train(kind, steps=3, probes="gradient_alignment")
+for kind in ("columns", "hsdp"):
+    CASES[f"{kind}_histograms"] = lambda folder, kind=kind: train(kind, steps=2, accumulate=2, probes=["histograms"])
 CASES["columns_updates"] = lambda folder: train("columns", steps=3)
 CASES["hsdp_updates"] = lambda folder: train("hsdp", steps=3)
 CASES["hsdp-flat_updates"] = lambda folder: train("hsdp-flat", steps=3)

@@ -101,6 +101,7 @@ for kind in ("1F1B", "GPipe"):
     PIPELINE_CASES[f"stages_{kind}"] = lambda folder, kind=kind: train_stages(kind)
 PIPELINE_CASES["stages_unwatched"] = lambda folder: train_stages("1F1B", watched=False)
 PIPELINE_CASES["stages_summed"] = lambda folder: train_stages("1F1B", scale_grads=False)
+PIPELINE_CASES["stages_histograms"] = lambda folder: train_stages("1F1B", probes="histograms,gradient_alignment")
 PIPELINE_CASES["stages_uneven"] = lambda folder: train_stages("1F1B", split=3)
 
 

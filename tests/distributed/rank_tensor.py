@@ -174,10 +174,9 @@ def train_cut(
             every=1,
             update_every=1,
             mask=lambda: now,
-            probes="all",
             strict=True,
             **more,
-            **options,
+            **{"probes": "all", **options},
         )
 
     def reference() -> dict[str, Tensor]:

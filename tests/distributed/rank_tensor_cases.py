@@ -22,6 +22,9 @@ for plan in PLANS:
     for when in ("before", "after"):
         TENSOR_CASES[f"cut_{plan}_{when}"] = lambda folder, plan=plan, when=when: train_cut(plan, when)
     FOUR_CASES[f"cut_{plan}_fsdp"] = lambda folder, plan=plan: train_cut(plan, around="fsdp")
+TENSOR_CASES["cut_histograms"] = lambda folder: {
+    plan: train_cut(plan, steps=2, probes=["histograms"]) for plan in PLANS
+}
 TENSOR_CASES["cut_start"] = lambda folder: train_cut("columns", dtype=torch.float32, steps=1)
 
 

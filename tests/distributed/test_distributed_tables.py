@@ -69,6 +69,13 @@ def test_updates_in_float64(ranks: Any, case: str, options: dict[str, Any]) -> N
     assert second["rows"] == []  # rank 0 alone writes
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_cosines_of_replicas_and_shards(ranks: Any, kind: str) -> None:
+    first, second = ranks(f"{kind}_alignment")
+    assert worst(first, alone(steps=3, probes="gradient_alignment")) < 1e-9
+    assert second["rows"] == []
+
+
 def test_a_rank_did_hold_nothing_of_a_parameter(ranks: Any) -> None:
     first, second = ranks("fsdp_updates")
     assert (first["empty"], second["empty"]) == ([], ["single"])

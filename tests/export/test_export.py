@@ -19,6 +19,7 @@ from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.export import export
 from stabilitylab.export.latex import escape, number
 from stabilitylab.export.tensorboard import MOST_PLACES
+from stabilitylab.histograms import COLUMNS
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter, load_runs
 
@@ -238,3 +239,27 @@ def test_the_command(run, made: Run, tmp_path: Path) -> None:
     assert facts == {"out": "paper", "files": ["paper/layers.tex"], "not_combined": []}
     assert run("export", "my_run", "--to", "excel")[0] == 2
     assert run("export", "nowhere", "--to", "csv")[0] == 4
+
+
+def test_histograms_are_tensorboards_histograms(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    rows = (Row("layers.0.weight", "layers", 1, "weight"), Row("head.bias", "", 0, "bias"))
+    counts = np.zeros((2, len(COLUMNS)))
+    for column, count in (("-2^0", 3), ("-below", 1), ("zero", 2), ("+2^-2", 5), ("+above", 1), ("nonfinite", 7)):
+        counts[0, COLUMNS.index(column)] = count
+    with RunWriter.create(tmp_path / "run", {"kind": "watched", "config": {}}) as writer:
+        writer.open([Table("histograms_gradient", COLUMNS, rows, "entries", "counts", main="zero", log=False)])
+        cells = Cells(counts, np.array([False, True]))  # the bias has no gradient
+        writer.append(4, {"loss": 1.0}, {"histograms_gradient": cells})
+        writer.set_status("finished", 5)
+    export(Run.open(tmp_path / "run"), "tensorboard", tmp_path / "out")
+    events = accumulator.EventAccumulator(str(tmp_path / "out"))
+    events.Reload()
+    assert events.Tags()["histograms"] == ["histograms_gradient/layers/layers.0.weight"]
+    (event,) = events.Histograms("histograms_gradient/layers/layers.0.weight")
+    value = event.histogram_value
+    assert (event.step, value.num, value.min, value.max) == (4, 12, -2.0, 2.0**17)
+    held = {limit: count for limit, count in zip(value.bucket_limit, value.bucket, strict=True) if count}
+    assert held == {-1.0: 3, 0.0: 1, 5e-324: 2, 0.5: 5, 2.0**17: 1}
+    assert value.sum == pytest.approx(3 * -1.5 - 2.0**-65 + 5 * 0.375 + 1.5 * 2**16)
+    assert not any(tag.startswith("histograms") for tag in events.Tags()["scalars"])

@@ -424,6 +424,6 @@ def test_a_compiled_model_is_run_uncompiled() -> None:
 def test_the_listing_of_places_shows_who_attends_and_where_the_logits_are() -> None:
     rows = [line.replace(",", "").split() for line in str(find_sites(Toy())).splitlines()]
     cross = ["attentions", "decoder", "1-2", "2", "decoder.layers.*.cross_attn", "Attention"]
-    assert [*cross, "attention", "attention_heads"] in rows
+    assert [*cross, "attention", "attention_heads", "attention_sink"] in rows
     assert ["logits", "decoder", "-", "1", "head", "Linear", "logits"] in rows
     assert any(row[:2] == ["layers", "encoder"] and {"rank", "outliers"} <= {*row} for row in rows)

@@ -88,7 +88,12 @@ def watch(probes: str, every: int = 1) -> tuple[ListSink, Toy, torch.optim.Optim
     return sink, model, optimizer, watcher
 
 
-@pytest.mark.parametrize(("probes", "every"), [("all", 1), ("all", 2), ("standard", 1)])
+BY_NAME = "histograms,gradient_alignment,attention_sink"  # which "all" leaves out
+
+
+@pytest.mark.parametrize(
+    ("probes", "every"), [("all", 1), ("all", 2), ("standard", 1), (BY_NAME, 1), (f"all,{BY_NAME}", 2)]
+)
 def test_one_read_a_row(probes: str, every: int) -> None:
     sink, model, optimizer, watcher = watch(probes, every)
     counts = []

@@ -244,7 +244,7 @@ def test_a_watched_model_without_configuration(tmp_path: Path) -> None:
         return Cells(sizes[:, None], np.zeros(6, bool))
 
     picture = diagnose(watched(tmp_path, tables, cells, loss=0.5))
-    assert [panel.title for panel in picture.panels] == ["Loss", "grad norm", "ln input"]
+    assert [panel.title for panel in picture.panels] == ["Loss", "Shares of the gradient norm", "grad norm", "ln input"]
     assert (picture.panels[0].y, picture.panels[0].references) == ("loss", [])
     assert picture.notes == ["Sequential, a model of your own."]
     assert picture.finding == (

@@ -35,6 +35,9 @@ class Board:
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
         self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
+        self._readers: dict[str, list[tuple[int, str]]] = {}  # raw number -> the columns that read it
+        for place, column in enumerate(columns):
+            self._readers.setdefault(self.reads(column), []).append((place, column))
 
     @property
     def main(self) -> str:
@@ -78,9 +81,9 @@ class Board:
             self.add(raw, rows, numbers, masks(stack, shape[:-1], numbers.device) if numbers.dim() > 1 else None)
         self._values.clear()
         for raw, entries in self._waiting.items():
-            if raw not in (known := {self.reads(column) for column in self.rules}):
+            if raw not in self._readers:
                 measured = f"probe {self.table.name!r} measures {raw!r}"
-                raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(known)))}.")
+                raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(self._readers)))}.")
             groups: dict[tuple[str | None, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
             for row, value in entries:
                 stack = self.sites[row].mask if value.dim() else None
@@ -96,10 +99,9 @@ class Board:
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if (index := self._index.get(key := tuple(rows))) is None:
             index = self._index[key] = torch.tensor(rows, device=values.device)
-        for place, (column, rule) in enumerate(self.rules.items()):
-            if self.reads(column) == raw:
-                rule.add(self.parts[column], index, values, weight)
-                self._seen[rows, place] = True
+        for place, column in self._readers.get(raw, ()):
+            self.rules[column].add(self.parts[column], index, values, weight)
+            self._seen[rows, place] = True
 
     def extend(self, sites: Sequence[Site]) -> None:
         """More places, found while the first row is measured; :func:`lay_out_anew` makes room for their numbers."""

@@ -73,7 +73,11 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
 def _looks(probe: type[Probe], kind: str) -> bool:
     """Return True if it looks at places of this kind alone, or at several: at the residual stream, or at all that is
     hidden."""
-    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations"), "modules_of_layers": ("layers",)}
+    hidden = ("layers", "activations")
+    several = {
+        **{"stream": ("layers", "branches"), "modules_of_layers": ("layers",)},
+        **{"hidden": hidden, "hidden_by_layer": hidden},
+    }
     at = getattr(probe.at, "__name__", "")
     return at == kind or kind in several.get(at, ())
 
@@ -168,6 +172,7 @@ def _missing(
     noun = {
         "stream": "layers",
         "hidden": "layers",
+        "hidden_by_layer": "layers",
         "modules_of_layers": "layers",
         "outputs": "stacks of layers",
         "activations": "feed-forward activations",

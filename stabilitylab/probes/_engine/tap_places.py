@@ -137,8 +137,8 @@ class Tapped:
         listener.visit(hook, None, value, compiled)
 
     def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(row, numbers) of a module that attends, the largest of its heads, and of each of those, (heads, ...)."""
-        yield row, numbers.amax(0)
+        """(row, numbers) of a module that attends, of all its heads, and of each of those, (heads, ...)."""
+        yield row, board.probe.over_heads(numbers)
         rows = self._heads.get((board, row), [])
         if len(rows) < len(numbers):
             site = board.sites[row]

@@ -124,6 +124,11 @@ class AttentionHeads(Attention):
 
     heads = True
 
+    @staticmethod
+    def caught(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
+        """Return the largest logit of each query's keys."""
+        return {"max_logit": logits.masked_fill(~allowed, -torch.inf).amax(-1)}
+
     def __init__(self) -> None:
         super().__init__()
         self._modes: list[Softmaxes] = []
@@ -131,7 +136,9 @@ class AttentionHeads(Attention):
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if not (heads := self._heads(site, weight)):
             return {}
-        return {"max_logit": self.all_heads(site, torch.cat([each["max_logit"] for each in heads]))}  # (H, B, T)
+        return {  # each (H, B, T)
+            name: self.all_heads(site, torch.cat([each[name] for each in heads])) for name in self.columns
+        }
 
     @contextmanager
     def around(self, sites: Sequence[Site]) -> Iterator[None]:
@@ -153,7 +160,7 @@ class AttentionHeads(Attention):
 
     def enter(self, module: nn.Module) -> None:
         self._running.append((module, []))
-        self._modes.append(Softmaxes(self._catch, largest))
+        self._modes.append(Softmaxes(self._catch, self.caught))
         self._modes[-1].__enter__()
 
     def leave(self, module: nn.Module | None) -> None:
@@ -167,6 +174,50 @@ class AttentionHeads(Attention):
     def _catch(self, attended: Callable[[], Caught]) -> None:
         with torch.no_grad():
             super()._catch(attended)
+
+
+@probe(
+    "attention_sink",
+    on="forward",
+    at=attentions,
+    unit="share of attention",
+    columns={"value": Mean(), "uniform": Mean()},
+    log=False,
+)
+class AttentionSink(AttentionHeads):
+    """value: the share A_i1 of each query's attention that falls on the first key it may see, mean over real queries,
+    of each head in the training forwards (``layers.3.attn.head_0``); of a module: mean over its heads. uniform: the
+    share that uniform attention would put there, 1 / the number of keys that the query may see. Xiao et al. 2023
+    (2309.17453: attention sinks); the mean over all queries is the importance score of Gu et al. 2024 (2410.10781), who
+    call a head with more than 0.3 a sink.
+
+    Look for heads that rest on the first token: most of a trained causal model's do, and a jump or a loss of it goes
+    with massive activations (``outliers``). The first key is the first real token under masks of padding; under a
+    sliding window it is the oldest key of the window, which is no sink.
+
+    What ``attention_heads`` sees is seen, and what it does not is named in the same way. The group "all" leaves the
+    probe out.
+
+    Cost: a second time the logits of one attention module at a time, and a logsumexp of them, in probed rows.
+    """
+
+    by_name = True
+
+    @staticmethod
+    def caught(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
+        """Return each query's attention on its first key, and what uniform attention would put there."""
+        allowed = allowed.expand(logits.shape)
+        seen = logits.masked_fill(~allowed, -torch.inf)
+        first = seen.gather(-1, allowed.int().argmax(-1, keepdim=True)).squeeze(-1)
+        keys = allowed.sum(-1)
+        share = (first - seen.logsumexp(-1)).exp()  # no softmax, which another probe would catch
+        return {
+            "value": torch.where(keys > 0, share, 0),  # without a key it is 0 / 0
+            "uniform": torch.where(keys > 0, 1 / keys.clamp(min=1).to(logits.dtype), 0),
+        }
+
+    def over_heads(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.mean(0)
 
 
 class Entering(Copied):
@@ -245,11 +296,6 @@ def of_logits(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Measure what enters a softmax, masks added, and which is allowed: (..., T, L)."""
     # not >: NaN is no mask
     return logits.to(wide(logits)), ~(logits <= MASKED)
-
-
-def largest(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
-    """Return the largest logit of each query's keys."""
-    return {"max_logit": logits.masked_fill(~allowed, -torch.inf).amax(-1)}
 
 
 def why_unseen(module: nn.Module, caught: bool) -> str:

@@ -13,6 +13,7 @@ from ..places.attending import Part
 
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries per operator call: a cache full on a CPU; few launches on a GPU
+DOTTED = 1 << 22  # entries that are widened to float64 at a time for a product
 WIDENED = 1 << 18  # largest tensor (entries) for which a CPU keeps a float64 buffer
 
 Cut = tuple[int, Part]  # number of the tensor, part of the tensor
@@ -61,6 +62,16 @@ class Squares:
         result = torch.zeros(len(self._cuts), dtype=torch.float64, device=self._device)
         if norms:
             result.index_copy_(0, plan.places, torch.cat(norms)).square_()
+        return result if self._shares is None else result.mul_(self._shares)
+
+    def dots(self, values: Values, others: Values) -> torch.Tensor:
+        """Sum of products of each cut of two lists of tensors, float64; 0 where either tensor is absent."""
+        result = torch.zeros(len(self._cuts), dtype=torch.float64, device=self._device)
+        for place, (index, part) in enumerate(self._cuts):
+            pair = values[index], others[index]
+            if all(map(is_counted, pair)):
+                whole = [one.to_dense() if one.is_sparse else one for one in pair if one is not None]
+                result[place] = _dot(_cut(whole[:1], 0, part), _cut(whole[1:], 0, part))
         return result if self._shares is None else result.mul_(self._shares)
 
     def _plan(self, pattern: tuple[int, ...]) -> _Plan:
@@ -148,6 +159,15 @@ def _cut(values: Values, index: int, part: Part) -> Any:
     value = values[index]
     value = value if value is None or part is None else value[part]
     return torch.view_as_real(value) if value is not None and value.is_complex() else value
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """<a, b> in float64, a bounded number of entries at a time; 0-dim."""
+    a, b = (one[None] if not one.dim() else one for one in (a, b))
+    step = max(1, DOTTED * len(a) // max(1, a.numel()))
+    return torch.stack(
+        [(x.double() * y.double()).sum() for x, y in zip(a.split(step), b.split(step), strict=True)]
+    ).sum()
 
 
 def _stacked(values: Values, cuts: Sequence[Cut]) -> torch.Tensor:
