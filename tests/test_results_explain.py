@@ -118,3 +118,10 @@ def test_the_pages_show_the_tables_of_the_cells(validate: ModuleType) -> None:
     assert len(rows) == 6 * sum(map(len, validate.SETS.values())), "the validation is not whole"
     for page, text in validate.pages(rows).items():
         assert page.read_text(encoding="utf-8") == text, f"{page.name}: run python results/explain/validate.py --write"
+
+
+def test_readme_says_the_share_that_was_measured(validate: ModuleType) -> None:
+    rows = [row for row in validate.made(validate.FILE) if row["set"] == "fault" and validate.FAULTS[row["kind"]].scope]
+    middle, *_, kinds = validate.share(rows, "right")
+    readme = (validate.ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"right for {middle:.0%} of {kinds} kinds of fault".replace("%", " %") in readme

@@ -66,8 +66,3 @@ class GradientAlignment(ParameterProbe):
             columns[name] = torch.cat([parameters.by_row(each) for each in sums], dim=1)
             seen.append(parameters.seen(own, [""]))
         return Collected(columns, np.concatenate(seen, axis=1))
-
-
-def _fit(gradient: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Return True if both are there, entry by entry: 8-bit and factored optimizers keep moments of other shapes."""
-    return is_counted(gradient) and is_counted(other) and gradient.shape == other.shape
