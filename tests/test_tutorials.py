@@ -68,12 +68,13 @@ def test_the_page_shows_what_its_commands_print(tmp_path: Path, page: Path) -> N
             [sys.executable, *STARTS[program], *arguments],
             cwd=tmp_path,
             env=env,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
         code = ended.returncode
-        assert code in (0, 1), f"{page.name}: {command}: {ended.stderr}"
+        assert code in (0, 1), f"{page.name}: {command}: {ended.stdout}"
         printed = [shape(line) for line in ended.stdout.splitlines()]
         missing = [line for line in lines if line not in ("", "...") and shape(line) not in printed]
         assert missing == [], f"{page.name}: {command} does not print these lines, but {ended.stdout}"
