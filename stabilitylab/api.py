@@ -34,6 +34,7 @@ from .probes.numerics import process_facts
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .probes.parameters.sharing import Share
 from .probes.parameters.untrained import untrained
+from .probes.places.naming import unwrapped
 from .schema import Sink
 from .store import AbsentRun, RunWriter
 
@@ -232,7 +233,7 @@ def watch(
     """
     manifest = {
         "kind": "watched",
-        "label": type(model).__name__,
+        "label": type(unwrapped(model)).__name__,
         "config": dict(config or {}),
         **process_facts(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
         **({} if curvature_batch == "fixed" else {"curvature_batch": curvature_batch}),

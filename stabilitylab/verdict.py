@@ -194,7 +194,7 @@ def judge(
         return verdict("diverged", *found)
     where = _place(gap)
     if gap < -LEVEL_NATS and source_worth is not None and not source_worth >= READS_NATS:
-        reason = f"{where}, but a wrong source changes the validation loss by only {_nats(source_worth)}"
+        reason = f"{where}, but a wrong source changes the validation loss by {_nats(source_worth)}"
         return verdict(UNREAD, _since(evaluations, lambda e: e.nll < baseline.nll - LEVEL_NATS), reason)
     below: tuple[tuple[State, float], ...] = (("trained", TRAINED_NATS), ("learning", LEVEL_NATS))
     for state, nats in below:
@@ -264,8 +264,8 @@ def _place(gap: float) -> str:
 
 
 def _nats(value: float) -> str:
-    """Write nats per token in words, such as "0.004 nats a token"."""
-    return f"{value:.2g} nats a token" if abs(value) >= 0.001 else "less than 0.001 nats a token"
+    """Write nats per token in words, such as "only 0.004 nats a token"."""
+    return f"only {value:.2g} nats a token" if abs(value) >= 0.001 else "less than 0.001 nats a token"
 
 
 def _going(moving: Trend | None) -> str:

@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from stabilitylab.cli import build
 from stabilitylab.experiments import SWEEPS, experiments
 from stabilitylab.models import ARCHS
 from stabilitylab.probes import PROBES
@@ -109,3 +112,30 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
 def test_python_on_the_pages_compiles(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8"), "python"):
         compile(block, page.name, "exec")
+
+
+def wrong_rows(page: str) -> list[str]:
+    """Say of each row of the guide which command, option or probe does not exist, or that it lacks a cell."""
+    group: Any = typer.main.get_command(build())
+    commands = {name: {way for each in one.params for way in each.opts} for name, one in group.commands.items()}
+    wrong = []
+    for row in re.findall(r"^\| (.*) \|$", page, re.MULTILINE):
+        cells = [cell.strip() for cell in row.split(" | ")]
+        if len(cells) != 5:
+            wrong.append(f"{row}: {len(cells)} cells")
+            continue
+        for name, rest in re.findall(r"`stabilitylab ([\w-]+)([^`]*)`", cells[2]):
+            options = re.findall(r"--[\w-]+", rest)
+            wrong += [f"{name} {option}" for option in options if option not in commands.get(name, ())]
+            wrong += [name] * (name not in commands)
+        for probes in re.findall(r"\bprobes? ((?:`\w+`(?:, | or )?)+)", cells[1]):
+            wrong += [name for name in re.findall(r"`(\w+)`", probes) if name not in PROBES]
+    return wrong
+
+
+def test_the_guide_of_symptoms_names_what_exists() -> None:
+    page = (DOCS / "symptoms.md").read_text(encoding="utf-8")
+    assert page.count("`stabilitylab ") > 20
+    assert wrong_rows(page) == [], "docs/symptoms.md names what does not exist"
+    row = "| a | probe `grad_nrm` | `stabilitylab diagnos RUN`, `stabilitylab runs --fial` | b | c |"
+    assert wrong_rows(row) == ["diagnos", "runs --fial", "grad_nrm"]

@@ -83,15 +83,21 @@ class Bisection:
         if one is None or self.verdict == "identical":
             return []
         what = f"{side(one)} of {one.module}" if one.name.endswith((":in", ":out")) else one.name
-        what = {"backward": f"the gradient at the {what}", "forward": f"the {what}"}.get(one.phase, what)
+        of = {
+            "forward": "The",
+            "backward": "The gradient at the",
+            "gradients": "The gradient of",
+            "update": "The update of",
+        }
+        what = f"{of.get(one.phase, 'Parameter')} {what}"
         found = [
-            f"{what[0].upper()}{what[1:]} differs by {percent(one.error)}; the control there is "
+            f"{what} differs by {percent(one.error)}; the control there is "
             f"{percent(one.control)}, and the added error is {times(one.factor)} the control."
         ]
         if self.verdict == "rounding":
             found[0] = "Largest: " + found[0]
         if one.phase in ("forward", "backward") and not (self.fed and one in self.fed):
-            found.append(f"What enters explains {percent(one.inherited)}.")
+            found.append(f"The difference inherited from earlier places is {percent(one.inherited)}.")
         if self.confirmed and one in self.fed:
             found.append("Each module of the second was fed what enters the same module of the first.")
         found.append(f"Control: {self.control}.")

@@ -80,17 +80,18 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
     at = prints[0].step
     pairs = matched(prints[0], prints[1], maps)
     controls = [matched(prints[0], one) for one in prints[2:]]
+    places = judged(pairs, controls, made=False)
     told = (
-        f"{prints[2].label}, a run like the first" if controls else "none, so that the dtype's roundings stand for it"
+        f"{prints[2].label}, a run like the first"
+        if controls
+        else "none was given; the rounding of the dtype stands in"
     )
     notes = []
-    if not controls:
+    if not controls and any(place.error for place in places):
         notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
     if at:
         notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
-    return answer(
-        (prints[0].label, prints[1].label), at, pairs, judged(pairs, controls, made=False), (), limit, told, notes
-    )
+    return answer((prints[0].label, prints[1].label), at, pairs, places, (), limit, told, notes)
 
 
 def common_steps(opened: Sequence[Fingerprint | Run], step: int | None = None) -> list[int]:

@@ -134,7 +134,9 @@ class Run:
         if status.state != "running":
             return status
         last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
-        state, reason = ("running", status.reason) if alive else ("interrupted", "the process ended without a word")
+        state, reason = (
+            ("running", status.reason) if alive else ("interrupted", "the process was killed, or its machine was lost")
+        )
         return Status(state, int(last), reason, status.updated, status.facts)
 
     @property

@@ -81,7 +81,7 @@ def test_killed_five_times_and_resumed(writers: Writers, tmp_path: Path, chain: 
         last = max(int(line[1]) for line in lines if line[0] == "step")
         assert last + 1 <= steps_in(path) <= last + 2
         status = Run.open(path).status
-        assert (status.state, status.reason) == ("interrupted", "the process ended without a word")
+        assert (status.state, status.reason) == ("interrupted", "the process was killed, or its machine was lost")
         assert status.step >= last
         part, step = max(
             ((int(line[1]), int(line[2])) for line in lines if line[0] == "checkpoint"), default=(part, step)

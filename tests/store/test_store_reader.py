@@ -201,7 +201,7 @@ def test_status_through_a_life(tmp_path: Path) -> None:
     assert (run.status.state, run.status.step) == ("running", 2)
     writer._lock.release()  # what the kernel does at kill -9
     assert (run.status.state, run.status.step) == ("interrupted", 2)
-    assert run.status.reason == "the process ended without a word"
+    assert run.status.reason == "the process was killed, or its machine was lost"
     (tmp_path / "run" / ".lock").unlink()  # copied elsewhere without hidden files
     assert run.status.state == "interrupted"
     writer = RunWriter.resume(tmp_path / "run", part=1)

@@ -58,7 +58,7 @@ def test_parent_killed_worker_killed_and_two_on_one_folder(tmp_path: Path) -> No
     orphan.wait(60)
     until(lambda: Run.open(tmp_path / NAMES[0]).status.state == "interrupted", "the worker is gone")
     status = sweep(tmp_path, "--status")
-    assert "the process ended without a word" in status.communicate(timeout=120)[0]
+    assert "the process was killed, or its machine was lost" in status.communicate(timeout=120)[0]
     third = sweep(tmp_path)
     until(lambda: len(Run.open(tmp_path / NAMES[0]).manifest["attempts"]) == 2, "it goes on")
     worker_of(third).kill()  # a worker; its parent says so

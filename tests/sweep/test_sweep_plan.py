@@ -52,7 +52,7 @@ def test_a_run_that_a_process_writes_is_running_and_one_that_it_left_is_interrup
     assert commands([job.now()]) == []
     writer.close()  # what kill -9 leaves says "running" as well, but nobody holds it
     assert job.now().state == "interrupted"
-    assert job.now().reason == "the process ended without a word"
+    assert job.now().reason == "the process was killed, or its machine was lost"
 
 
 @pytest.mark.parametrize(("checkpoint", "resumable"), [(0, False), (3, True), (4, True), (5, False)])
