@@ -1,33 +1,27 @@
-"""What the tutorials show runs as it stands, and prints what they say."""
+"""What the tutorials show runs as it stands, and prints what they say: each page is run as its notebook."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from loose_scripts import scripts_of
 from rest_slow import EVERY
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
+LONG = re.compile(r"^<!-- long -->\n```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-
-def programs(page: str) -> dict[str, str]:
-    """File name -> program: the first line of a program is a comment with its name."""
-    found = {}
-    for block in blocks(page, "python"):
-        named = re.match(r"# (\w+\.py)\n", block)
-        assert named, f"the program that begins with {block.splitlines()[0]!r} does not begin with its name: # NAME.py"
-        found[named[1]] = block
-    return found
+@pytest.fixture
+def notebooks() -> Iterator[ModuleType]:
+    with scripts_of("docs/tutorials") as load:
+        yield load("notebooks")
 
 
 def shape(line: str) -> list[str]:
@@ -35,49 +29,78 @@ def shape(line: str) -> list[str]:
     return re.sub(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+|\d{4,}", "#", line).split()
 
 
-def told(console: str) -> list[tuple[str, list[str]]]:
-    """Each command, with the lines that stand below it."""
-    found: list[tuple[str, list[str]]] = []
-    for line in re.sub(r"\\\n +", "", console).splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:].partition("  #")[0].strip(), []))
-        else:
-            found[-1][1].append(line)
-    return found
+def expected(page: str) -> list[list[str]]:
+    """The lines that each console block shows below its commands."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = (re.sub(r"\\\n +", "", block).splitlines() for block in blocks)
+    return [[line for line in lines if line not in ("", "...") and not line.startswith("$ ")] for lines in shown]
 
 
-STARTS = {"python": [], "stabilitylab": ["-m", "stabilitylab"], "torchrun": ["-m", "torch.distributed.run"]}
+def missing(lines: list[str], printed: str) -> list[str]:
+    """The lines that are not printed, in their order."""
+    rest = iter([shape(line) for line in printed.splitlines()])
+    return [line for line in lines if shape(line) not in rest]
+
+
+def printed_by(cell: dict) -> str:
+    return "".join(output.get("text", "") for output in cell["outputs"] if output["output_type"] == "stream")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default:Parsing dates involving a day of month:DeprecationWarning")
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda path: path.stem)
-def test_the_page_shows_what_its_commands_print(tmp_path: Path, page: Path) -> None:
+def test_the_page_shows_what_its_commands_print(
+    tmp_path: Path, page: Path, notebooks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbclient import NotebookClient
+
     text = page.read_text(encoding="utf-8")
-    for name, program in programs(text).items():
-        (tmp_path / name).write_text(program, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
     if not EVERY:
-        text = re.sub(r"^<!-- long -->\n```console\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    commands = [found for block in blocks(text, "console") for found in told(block)]
-    assert commands, f"{page.name} shows no command"
-    code = 0
-    for command, lines in commands:
-        if command == "echo $?":
-            assert lines == [str(code)], f"{page.name}: the command before ended with {code}, not with {lines}"
-            continue
-        program, *arguments = shlex.split(command)
-        ended = subprocess.run(
-            [sys.executable, *STARTS[program], *arguments],
-            cwd=tmp_path,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        code = ended.returncode
-        assert code in (0, 1), f"{page.name}: {command}: {ended.stdout}"
-        printed = [shape(line) for line in ended.stdout.splitlines()]
-        missing = [line for line in lines if line not in ("", "...") and shape(line) not in printed]
-        assert missing == [], f"{page.name}: {command} does not print these lines, but {ended.stdout}"
+        text = LONG.sub("", text)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name, value in {"OMP_NUM_THREADS": "1", "COLUMNS": "140", "IPYTHONDIR": str(tmp_path / "ipython")}.items():
+        monkeypatch.setenv(name, value)
+    notebook = notebooks.notebook_of(text)
+    (folder := tmp_path / "empty").mkdir()
+    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(folder)}}).execute()
+    ran = [cell for cell in notebook["cells"] if cell["source"].startswith(notebooks.BASH)]
+    shown = expected(text)
+    assert len(shown) == len(ran) > 0, f"{page.name} shows no command"
+    for lines, cell in zip(shown, ran, strict=True):
+        printed = printed_by(cell)
+        commands = cell["source"].removeprefix(notebooks.BASH)
+        assert missing(lines, printed) == [], f"{page.name}: {commands}\nprints\n{printed}"
+        assert "Traceback" not in printed, f"{page.name}: {commands}\nfails\n{printed}"
+    drawn = [output for cell in notebook["cells"] for output in cell.get("outputs", ()) if "data" in output]
+    assert any("image/png" in output["data"] for output in drawn), f"{page.name} draws nothing"
+
+
+def test_the_notebooks_are_those_of_the_pages(notebooks: ModuleType) -> None:
+    for page in TUTORIALS.glob("*.md"):
+        own = page.with_suffix(".ipynb").read_text(encoding="utf-8")
+        assert own == notebooks.written(page), "run python docs/tutorials/notebooks.py --write"
+    assert len([*TUTORIALS.glob("*.ipynb")]) == len([*TUTORIALS.glob("*.md")]), "a notebook without a page"
+
+
+def test_a_page_becomes_cells(notebooks: ModuleType) -> None:
+    page = (
+        "# Title\n\nText.\n\n```python\n# a.py\nx = 1\n```\n\nMore.\n\n```console\n$ python a.py \\\n    now\nfine\n"
+        "$ echo $?\n1\n```\n\n```python\nprint(2)\n```\n"
+    )
+    cells = [(cell["cell_type"], cell["source"]) for cell in notebooks.notebook_of(page)["cells"]]
+    assert cells == [
+        ("markdown", "# Title\n\nText."),
+        ("code", "%%writefile a.py\n# a.py\nx = 1"),
+        ("markdown", "More."),
+        ("code", "%%bash --no-raise-error\npython a.py now\necho $?"),
+        ("code", "print(2)"),
+    ]
+    assert expected(page) == [["fine", "1"]]
+
+
+def test_lines_are_looked_for_in_their_order() -> None:
+    assert missing(["a 1.5", "b"], "x\na 2.5\nb") == []
+    assert missing(["b", "a"], "a\nb") == ["a"]
+    assert missing(["a 7"], "a 8") == ["a 7"]
