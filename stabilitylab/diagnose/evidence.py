@@ -14,7 +14,6 @@ from ..changes import LoopChange, changes_of
 from ..decisive import decisive
 from ..schema import Row
 from ..store import Run
-from ..store.arrays import steps_in
 from ..store.layout import METRICS
 from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
@@ -165,14 +164,8 @@ class Evidence:
         if column not in definition.columns:
             return None
         combined = by_layer and bool(definition.total) and any(row.layer > 0 for row in definition.rows)
-        frame = self.run.frame(table, columns=[column], by="layer" if combined else None)
-        if frame.empty:
+        cells = self.run.cells(table, column, by="layer" if combined else None)
+        if not len(cells.steps):
             return None
-        steps = steps_in(frame["step"].to_numpy())
-        count = len(frame) // len(steps)
-        labels = frame.iloc[:count]
-        rows = definition.rows
-        if combined:
-            rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
-        values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
-        return Grid(table, column, definition.phase, steps, rows, values, absent.astype(bool))
+        rows = tuple(Row("", row.stack, row.layer) for row in cells.rows) if combined else definition.rows
+        return Grid(table, column, definition.phase, cells.steps, rows, cells.values, cells.absent)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import DamagedError, InputError, ResourceError, StabilityLabError, UsageError
 from ..inputs import shown
-from ..schema import Table
+from ..schema import Row, Table
 from ..verdict import RULE, Verdict, judge_recorded
 from .arrays import floats, steps_in
 from .combine import By, combine
@@ -50,6 +50,18 @@ class Status:
     reason: str
     updated: str
     facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table as arrays (steps, rows): ``values``, ``absent`` (no gradient), and ``missing`` (there is no
+    such cell, or it is absent)."""
+
+    steps: np.ndarray
+    rows: Sequence[Row]
+    values: np.ndarray
+    absent: np.ndarray
+    missing: np.ndarray
 
 
 KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason": str, "updated": str, "facts": dict}
@@ -252,17 +264,23 @@ class Run:
         data = self._read(name, None)
         return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
 
-    def _rows(
+    def cells(self, name: str, column: str = "", *, by: By | None = None) -> Column:
+        """Return one column of a table (its main column if unnamed) as an array of steps by rows, without laying out a
+        frame; ``by`` combines the rows of each layer or sub-layer."""
+        table = self.table(name)
+        column = column or table.main
+        steps, rows, values, missing, absent = self._arrays(table, [column], by)
+        return Column(steps, rows, values[column], absent, missing[column])
+
+    def _arrays(
         self,
         table: Table,
         columns: Sequence[str] | None,
         by: By | None,
         choose: Callable[[np.ndarray], Sequence[int]] | None = None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Read the columns of a frame, and for each value column the cells without a number. ``choose`` picks steps by
-        their places; without it, all."""
-        import pandas as pd
-
+    ) -> tuple[np.ndarray, Sequence[Row], dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+        """Read steps, rows, the numbers of each column, its cells without a number, and ``absent``: (steps, rows) each.
+        ``choose`` picks steps by their places; without it, all."""
         names = self._chosen(table.columns, columns, table.name)
         fields = [("step", pa.int64()), *((name, pa.float64()) for name in names), ("absent", pa.bool_())]
         # Places are not read but repeated from the definition: every step holds all rows, in its order.
@@ -280,6 +298,19 @@ class Run:
             values, missing = ({name: own[kept] for name, own in some.items()} for some in (values, missing))
         if by is not None:
             rows, values, missing, absent = combine(table, values, absent, by, missing)
+        return steps, rows, values, missing, absent
+
+    def _rows(
+        self,
+        table: Table,
+        columns: Sequence[str] | None,
+        by: By | None,
+        choose: Callable[[np.ndarray], Sequence[int]] | None = None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Read the columns of a frame, and for each value column the cells without a number."""
+        import pandas as pd
+
+        steps, rows, values, missing, absent = self._arrays(table, columns, by, choose)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
         for name in ("stack_name", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
             labels = [getattr(row, LABELS.get(name, name)) for row in rows]
