@@ -81,7 +81,7 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
         _reference(axes, line.value, line.label, line.vertical)
     _ticks(axes, panel)
     if panel.direct:
-        _name_ends(axes, panel)
+        name_ends(axes, panel)
 
 
 def _draw(axes: Axes, own: list[Series]) -> None:
@@ -240,7 +240,7 @@ def _width(axes: Axes) -> float:
     return axes.get_position().width * axes.figure.get_figwidth()  # pyright: ignore
 
 
-def _name_ends(axes: Axes, panel: Panel) -> None:
+def name_ends(axes: Axes, panel: Panel, size: float = 6) -> None:
     """Writes the name of each line beside its last point, in its colour: its label, and its detail where several lines
     have that label. Names that would overlap move apart, and a thin line leads from the end to a name that moved."""
     axes.get_ylim()  # settles the limits, by which places are computed
@@ -257,7 +257,7 @@ def _name_ends(axes: Axes, panel: Panel) -> None:
     for (name, (end, colour)), place, moved in zip(ends.items(), places, moves, strict=True):
         leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
         axes.annotate(name, (1, end), xycoords="axes fraction", xytext=(indent, place),
-                      textcoords=("offset points", "axes fraction"), va="center", color=colour, fontsize=6,
+                      textcoords=("offset points", "axes fraction"), va="center", color=colour, fontsize=size,
                       annotation_clip=False, arrowprops=leader if moved else None)  # fmt: skip
 
 

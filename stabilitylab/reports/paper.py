@@ -180,8 +180,8 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for panel in panels:
         for one in panel.series:
-            if one.kind == "crosses":  # in the colour of their architecture
-                entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": INK}))
+            if one.kind == "crosses":  # in their own colour, or in that of the architecture of each
+                entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": one.colour or INK}))
             elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
                 entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
         if panel.map is not None:

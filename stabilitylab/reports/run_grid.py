@@ -48,11 +48,11 @@ class LayerGrid:
         return ~self.absent & ~self.missing & ~np.isfinite(self.values)
 
 
-def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | None:
-    """Reads the main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing
-    recorded yet."""
+def read(record: Record, table: str, *, by_layer: bool = True, column: str = "") -> LayerGrid | None:
+    """Reads a column of a table, its main one if unnamed; ``by_layer`` combines the rows of a layer, where they
+    combine; None: nothing recorded yet."""
     definition = record.run.table(table)
-    column = definition.main
+    column = column or definition.main
     layered = any(row.layer > 0 for row in definition.rows)
     combined = by_layer and layered and bool(definition.total)
     by: By | None = "layer" if combined else None
@@ -64,7 +64,8 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | No
     stacks, layers = np.array([row.stack for row in own], str), np.array([row.layer for row in own], np.int32)
     values, absent, missing = (part.T[rows] for part in (cells.values, cells.absent, cells.missing & ~cells.absent))
     names, parts = [_name(row) for row in own], [row.sublayer for row in own]
-    facts = (combined, column, definition.unit, definition.log)
+    main = column == definition.main  # unit and scale are those of the main column
+    facts = (combined, column, definition.unit if main else "", definition.log if main else None)
     return LayerGrid(cells.steps, values, absent, missing, stacks, layers, names, parts, *facts)
 
 

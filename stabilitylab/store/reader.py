@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,11 @@ from .ledger import read_facts
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
 from .pieces import HeldPieces, Pieces, ReplacedError, Stamp, stamps_of
+from .views import VIEWS
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearly always enough
 PAUSE = 0.01  # seconds between two attempts
@@ -53,7 +55,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column of a table as arrays (steps, rows): ``values``, ``absent`` (no gradient), and ``missing`` (there is no
     such cell, or it is absent)."""
 
@@ -264,13 +266,47 @@ class Run:
         data = self._read(name, None)
         return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
 
-    def cells(self, name: str, column: str = "", *, by: By | None = None) -> Column:
+    def plot(
+        self,
+        name: str,
+        *,
+        kind: Literal["lines", "map"] = "lines",
+        column: str = "",
+        stack: str = "",
+        axes: Axes | None = None,
+    ) -> Axes:
+        """Draw a probe's table or a metric, and return the matplotlib Axes.
+
+        Of a table, lines show each layer over the updates, and ``kind="map"`` shows layers by updates as a heat map;
+        the rows of a layer are combined by the table's rule where it has one. Drawn is the main column, in the unit and
+        on the scale that the table declares, or ``column``. ``stack`` chooses one stack, such as ``"decoder"``.
+        A number that is not finite is a red mark, at the step at which it came. ``axes``: the Axes to draw on; without
+        it, new ones.
+
+        Raises InputError for a name that the run does not have; the sentence lists what it has. Raises UsageError for
+        another ``kind``, a column or stack that the table does not have, and a map of a metric.
+
+        Example::
+
+            run = sl.Run.open("runs/branchnorm-200-s0")
+            axes = run.plot("grad_norm", stack="decoder")
+            axes.set_xlim(0, 100)
+            run.plot("grad_norm", kind="map")
+            run.plot("loss").figure.savefig("loss.png")
+        """
+        return VIEWS["plot"](self, name, kind=kind, column=column, stack=stack, axes=axes)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run: status, model, last loss, first sign, and the loss as a line."""
+        return VIEWS["card"](self)
+
+    def cells(self, name: str, column: str = "", *, by: By | None = None) -> TableColumn:
         """Return one column of a table (its main column if unnamed) as an array of steps by rows, without laying out a
         frame; ``by`` combines the rows of each layer or sub-layer."""
         table = self.table(name)
         column = column or table.main
         steps, rows, values, missing, absent = self._arrays(table, [column], by)
-        return Column(steps, rows, values[column], absent, missing[column])
+        return TableColumn(steps, rows, values[column], absent, missing[column])
 
     def _arrays(
         self,

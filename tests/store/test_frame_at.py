@@ -101,7 +101,7 @@ def test_cells_are_those_of_the_frame(tmp_path: Path, by, column: str) -> None:
     assert found.steps.tolist() == list(STEPS)
     assert np.ravel(found.values).tolist() == pytest.approx(frame[column or "value"].tolist(), nan_ok=True)
     assert found.absent.ravel().tolist() == frame["absent"].tolist()
-    assert {np.shape(one) for one in (found.values, found.absent, found.missing)} == {shape}
+    assert np.shape(found.values) == shape == found.absent.shape == found.missing.shape
     assert [row.layer for row in found.rows] == frame["layer"].tolist()[: len(found.rows)]
     empty = run.arrow("grad_norm", by=by)[column or "value"].is_null().to_numpy()
     assert found.missing.ravel().tolist() == empty.tolist()
