@@ -118,16 +118,12 @@ def profiles(group: Runs) -> list[Panel]:
                 spread.add(own["layer"].tolist(), own["value"].tolist())
     panels = []
     for stack in STACKS:
-        own: dict[int, list[Series]] = {}
+        lines: dict[int, list[Series]] = {}
         for (place, label, _, step), spread in found.items():
             if place == stack:
-                own.setdefault(step, []).append(spread.series(style.title(label), arch=label))
-        panels += alike(
-            Panel(
-                f"{stack.capitalize()} layers, step {step}", f"{stack} layer", "gradient norm (L2)", lines, log_y=True
-            )
-            for step, lines in sorted(own.items())
-        )
+                lines.setdefault(step, []).append(spread.series(style.title(label), arch=label))
+        title, axes = f"{stack.capitalize()} layers, step", (f"{stack} layer", "gradient norm (L2)")
+        panels += alike(Panel(f"{title} {step}", *axes, drawn, log_y=True) for step, drawn in sorted(lines.items()))
     return panels
 
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -103,7 +105,7 @@ def _lines(axes: Axes, grid: LayerGrid, own: bool) -> Axes:
         usual = np.where(grid.absent[row] | grid.lost[row], np.nan, grid.values[row])
         look = {"color": palette(shade(order[row])), "linestyle": DASHES[stacks.index(grid.stacks[row]) % len(DASHES)]}
         axes.plot(grid.steps, usual, **look, marker="o" if len(grid.steps) == 1 else "", label=name)
-        colour = matplotlib.colors.to_hex(look["color"])
+        colour = to_hex(look["color"])
         drawn.append(Series(name, grid.steps.tolist(), usual.tolist(), colour=colour, dash="solid"))
     logarithmic_axis = _scale(axes, grid.log, grid.values)
     _mark(axes, [(grid.steps, grid.values[row], grid.lost[row]) for row in range(len(grid.names))])
@@ -121,10 +123,10 @@ def _key(axes: Axes, grid: LayerGrid, shade: Normalize) -> None:
     """Say what colours and dashes mean, where there are too many lines for names."""
     figure = _figure(axes)
     what = "layer" if grid.layers.any() else "place"
-    figure.colorbar(matplotlib.cm.ScalarMappable(shade, ALONG), ax=axes, label=what).locator = MaxNLocator(integer=True)
+    figure.colorbar(ScalarMappable(shade, ALONG), ax=axes, label=what).locator = MaxNLocator(integer=True)
     if len(stacks := _stacks(grid)) > 1:
         looks = zip(stacks, DASHES * len(stacks), strict=False)
-        axes.legend(handles=[matplotlib.lines.Line2D([], [], color=INK, ls=dash, label=one) for one, dash in looks])
+        axes.legend(handles=[Line2D([], [], color=INK, ls=dash, label=one) for one, dash in looks])
 
 
 def _figure(axes: Axes) -> Figure:
@@ -153,9 +155,10 @@ def _mark(axes: Axes, rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> 
         look = {"color": SPECIAL[NONFINITE], "marker": "x", "ls": "", "zorder": 5, "transform": place}
         axes.plot([steps[at]], [before[-1] if len(before) else 0.02], **look, label=FINDINGS[NONFINITE])
         if not shown:
-            words = {"color": SPECIAL[NONFINITE], "fontsize": "small", "textcoords": "offset points"}
-            where = {"xy": (steps[at], 1), "xycoords": ("data", "axes fraction"), "xytext": (3, -10)}
-            axes.annotate(f"{FINDINGS[NONFINITE]}, step {steps[at]}", **where, **words)
+            axes.annotate(
+                f"{FINDINGS[NONFINITE]}, step {steps[at]}", (steps[at], 1), (3, -10), ("data", "axes fraction"),
+                "offset points", color=SPECIAL[NONFINITE], fontsize="small",
+            )  # fmt: skip
             shown = True
 
 
