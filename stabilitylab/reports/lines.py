@@ -220,12 +220,14 @@ def _plainly(axis: Any, low: float, high: float) -> None:
 
 
 def _named(axes: Axes, panel: Panel) -> list[tuple[str, Series]]:
-    """Lists the lines that get a name at their ends; names that would take half of the axes have two rows."""
+    """Lists the lines that get a name at their ends; names that would take half of the axes have two rows, where there
+    is room for these."""
     named = [one for one in panel.series if one.kind == "line" and one.label and not one.faint]
     shared = Counter(one.label for one in named)
     names = [one.name if shared[one.label] > 1 else one.label for one in named]
     if LETTER * max(map(len, names), default=0) > _width(axes) / 2:
-        names = [_in_rows(name) for name in names]
+        broken = [_in_rows(name) for name in names]
+        names = broken if APART * sum(1 + name.count("\n") for name in broken) <= 1 else names
     return list(zip(names, named, strict=True))
 
 
