@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ..changes import LoopChange, changes_of
 from ..decisive import decisive
-from ..schema import Row, Table
+from ..schema import Row
 from ..store import Run
 from ..store.arrays import steps_in
 from ..store.layout import METRICS
@@ -147,9 +147,12 @@ class Evidence:
 
     def read_whole(self, table: str) -> None:
         """Read all columns of a table at once, for one who looks at each of many."""
-        frame = self.run.frame(table)
-        for column in self.run.table(table).columns if len(frame) else ():
-            self._read[table, column, False] = _grid_of(self.run.table(table), column, frame)
+        frame, definition = self.run.frame(table), self.run.table(table)
+        for column in definition.columns if len(frame) else ():
+            steps = steps_in(frame["step"].to_numpy())
+            values, absent = (frame[key].to_numpy().reshape(len(steps), -1) for key in (column, "absent"))
+            grid = Grid(table, column, definition.phase, steps, definition.rows, values, absent.astype(bool))
+            self._read[table, column, False] = grid
 
     def _metric(self, *names: str) -> Grid | None:
         for name in names:
@@ -171,18 +174,8 @@ class Evidence:
         if column not in definition.columns:
             return None
         combined = by_layer and bool(definition.total) and any(row.layer > 0 for row in definition.rows)
-        frame = self.run.frame(table, columns=[column], by="layer" if combined else None)
-        if frame.empty:
+        cells = self.run.cells(table, column, by="layer" if combined else None)
+        if not len(cells.steps):
             return None
-        grid = _grid_of(definition, column, frame)
-        if not combined:
-            return grid
-        labels = frame.iloc[: len(frame) // len(grid.steps)]
-        rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
-        return replace(grid, rows=rows)
-
-
-def _grid_of(definition: Table, column: str, frame: Any) -> Grid:
-    steps = steps_in(frame["step"].to_numpy())
-    values, absent = (frame[key].to_numpy().reshape(len(steps), -1) for key in (column, "absent"))
-    return Grid(definition.name, column, definition.phase, steps, definition.rows, values, absent.astype(bool))
+        rows = tuple(Row("", row.stack, row.layer) for row in cells.rows) if combined else definition.rows
+        return Grid(table, column, definition.phase, cells.steps, rows, cells.values, cells.absent)

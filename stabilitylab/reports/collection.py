@@ -177,6 +177,9 @@ class Record:
 
     def held_out(self) -> Frame:
         """Reads step, held_out_nll, held_out_accuracy where they were measured."""
+        return self.remember("held out", self._held_out)
+
+    def _held_out(self) -> Frame:
         import pandas as pd  # here, as whoever lists the runs of a figure reads this module too
 
         columns = ["step", "held_out_nll", "held_out_accuracy"]

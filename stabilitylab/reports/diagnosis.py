@@ -138,14 +138,14 @@ def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
     if grid.lost.any():
         marks.append(Reference(float(grid.steps[grid.lost.any(0)][0]), "not finite", vertical=True))
     usual = grid.values[np.isfinite(grid.values)]
-    return Panel(_title(table), "update", grid.label, lines, marks, log_y=_logarithmic(grid.log, usual))
+    return Panel(_title(table), "update", grid.label, lines, marks, log_y=logarithmic(grid.log, usual))
 
 
 def _title(table: str) -> str:
     return table.replace("_", " ")
 
 
-def _logarithmic(log: bool | None, usual: np.ndarray) -> bool:
+def logarithmic(log: bool | None, usual: np.ndarray) -> bool:
     """Says whether these numbers are drawn on a logarithmic scale: as their table says, or else where they span
     decades."""
     if not len(usual) or not (usual > 0).all():
@@ -162,7 +162,7 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
         x, z, finding = pool(grid.steps, grid.values[rows], marks, columns)
         y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
         axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
-        log = _logarithmic(grid.log, z[finding == 0])
+        log = logarithmic(grid.log, z[finding == 0])
         origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
         heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log, seeds=1, origin=origin)
         panels.append(Panel(f"{_title(table)}{f', {stack}' if stack else ''}", "update", axis, map=heat))

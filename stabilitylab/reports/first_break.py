@@ -26,17 +26,18 @@ def _state(record: Record) -> str:
 
 def finding(record: Record) -> str:
     """Says the verdict, the layer that breaks first, and the largest norm input, in plain words."""
-    words = [_state(record), _first_break(record), _worst_input(record)]
+    inputs = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
+    words = [_state(record), _first_break(record, inputs), _worst_input(record, inputs)]
     return "; ".join(word for word in words if word) + "."
 
 
-def _first_break(record: Record) -> str:
+def _first_break(record: Record, inputs: LayerGrid | None) -> str:
     """Finds the first place whose gradient is not finite, or else the first that vanishes beside its stack's
     largest."""
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
-    found = [sentence for sentence in (_lost_gradient(grid), _lost_input(record)) if sentence]
+    found = [sentence for sentence in (_lost_gradient(grid), _lost_input(inputs)) if sentence]
     return "; ".join(found) or _vanishing(grid)
 
 
@@ -55,10 +56,9 @@ def _lost_gradient(grid: LayerGrid) -> str:
     )
 
 
-def _lost_input(record: Record) -> str:
+def _lost_input(grid: LayerGrid | None) -> str:
     """Finds where an input was lost: the forward pass carries it upwards, so the lowest norm with such an input is
     where it began."""
-    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
     if grid is None or not grid.lost.any():
         return ""
     columns = np.flatnonzero(grid.lost.any(0))
@@ -92,8 +92,7 @@ def _vanishing(grid: LayerGrid) -> str:
     return f"the gradient of {grid.names[row]} vanishes first: it is {size}{later}{still_zero}"
 
 
-def _worst_input(record: Record) -> str:
-    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
+def _worst_input(record: Record, grid: LayerGrid | None) -> str:
     if grid is None:
         return ""
     usual = np.where(np.isfinite(grid.values) & ~grid.absent, grid.values, np.nan)

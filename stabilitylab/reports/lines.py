@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -19,12 +21,16 @@ from .style import GREY, INK
 
 HOLLOW = "white"
 LETTER = 0.052  # inches that a letter of a legend or label takes
+NARROWEST = 0.3  # share of their width that axes keep beside names at line ends
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5, 1.6, 1, 1.6)}  # in line widths
 PLAIN = (1e-3, 1e5)  # numbers between which a tick is written out
 ROOM = 1.5  # times so much to both sides of a single point
 FEW = 1.6  # decades, up to which ticks stand at 1, 2 and 5
 APART = 0.075  # share of the axes' height between names at line ends, at least
+LONG = 15  # letters of a name at a line's end, from which it takes two rows
+MOVED, LEADER = 0.02, 8  # the same that a name has moved to get a leader, and points that the leader is wide
+KEY, KEY_LETTER, KEY_SWATCH = 5.8, 0.046, 0.34  # points of a panel's key; inches that a letter and a swatch of it take
 
 
 def look(one: Series) -> dict[str, Any]:
@@ -75,7 +81,7 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
         _reference(axes, line.value, line.label, line.vertical)
     _ticks(axes, panel)
     if panel.direct:
-        _name_ends(axes, panel)
+        name_ends(axes, panel)
 
 
 def _draw(axes: Axes, own: list[Series]) -> None:
@@ -130,13 +136,18 @@ def _marks(axes: Axes, one: Series, found: dict[str, Any]) -> None:
 
 
 def _details(axes: Axes, panel: Panel) -> None:
-    """Says what the dashes of this panel mean, where labels alone do not say it."""
+    """Says what the dashes of this panel mean, where labels alone do not say it: between the title and the axes, where
+    it covers no line."""
     meant = {one.detail: look(one)["dash"] for one in panel.series if one.detail and not one.faint}
-    if len(meant) > 1:
-        lines = [Line2D([], [], color=INK, linestyle=dash, linewidth=0.9) for dash in meant.values()]
-        found = axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25,
-                            borderpad=0.2, frameon=True, framealpha=0.75)  # fmt: skip
-        found.get_frame().set_linewidth(0)
+    if len(meant) < 2 or panel.direct:
+        return
+    lines = [Line2D([], [], color=INK, linestyle=dash, linewidth=0.9) for dash in meant.values()]
+    beside = max(1, min(len(meant), int(_width(axes) / (KEY_SWATCH + KEY_LETTER * max(map(len, meant))))))
+    axes.legend(lines, list(meant), loc="lower left", bbox_to_anchor=(0, 1), ncols=beside, fontsize=KEY,
+                handlelength=2.2, labelspacing=0.25, columnspacing=1.2, borderpad=0, borderaxespad=0.3)  # fmt: skip
+    place = matplotlib.rcParams["axes.titlelocation"]
+    rows = math.ceil(len(meant) / beside)
+    axes.set_title(axes.get_title(place), pad=matplotlib.rcParams["axes.titlepad"] + 1.4 * KEY * rows)
 
 
 def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
@@ -166,7 +177,7 @@ def _ticks(axes: Axes, panel: Panel) -> None:
         low, high = axes.get_xlim()
         if panel.log_x and high < 1.01 * low:  # one point: a logarithmic axis leaves it no room
             axes.set_xlim(low / ROOM, high * ROOM)
-        axes.set_xticks(list(panel.ticks), _apart(axes, panel.ticks))
+        axes.set_xticks(list(panel.ticks), _apart(axes, panel))
         axes.xaxis.set_minor_locator(NullLocator())
     elif panel.log_x:
         _plainly(axes.xaxis, *axes.get_xlim())
@@ -175,13 +186,19 @@ def _ticks(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
 
 
-def _apart(axes: Axes, ticks: Sequence[float]) -> list[str]:
-    """Writes those ticks beside which there is room, from the left; the others stay marks."""
-    places = axes.transData.transform([(tick, 0.0 if axes.get_yscale() == "linear" else 1.0) for tick in ticks])[:, 0]
+def _apart(axes: Axes, panel: Panel) -> list[str]:
+    """Writes the last tick and those beside which there is room, from the left; the others stay marks. Names at line
+    ends will take their part of the axes' width."""
+    level = 0.0 if axes.get_yscale() == "linear" else 1.0
+    places = axes.transData.transform([(tick, level) for tick in panel.ticks])[:, 0]
+    named = [row for name, _ in _named(axes, panel) for row in name.split("\n")] if panel.direct else []
+    left = max(NARROWEST, 1 - LETTER * max(map(len, named), default=0) / _width(axes))
+    inches = (places * left / axes.get_figure().dpi).tolist()  # pyright: ignore
     labels, free = [], -math.inf
-    for tick, place in zip(ticks, (places / axes.get_figure().dpi).tolist(), strict=True):  # pyright: ignore
+    last = inches[-1] - LETTER * (len(f"{panel.ticks[-1]:g}") / 2 + 1)
+    for tick, place in zip(panel.ticks, inches, strict=True):
         half = LETTER * len(f"{tick:g}") / 2
-        fits = place - half >= free
+        fits = place - half >= free and (place + half <= last or place == inches[-1])
         labels.append(f"{tick:g}" if fits else "")
         free = place + half + LETTER if fits else free
     return labels
@@ -202,37 +219,75 @@ def _plainly(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _name_ends(axes: Axes, panel: Panel) -> None:
-    """Writes each line's label beside its last point, in its colour; names that would overlap move apart."""
+def _named(axes: Axes, panel: Panel) -> list[tuple[str, Series]]:
+    """Lists the lines that get a name at their ends; names that would take half of the axes have two rows, where there
+    is room for these."""
+    named = [one for one in panel.series if one.kind == "line" and one.label and not one.faint]
+    shared = Counter(one.label for one in named)
+    names = [one.name if shared[one.label] > 1 else one.label for one in named]
+    if LETTER * max(map(len, names), default=0) > _width(axes) / 2:
+        broken = [_in_rows(name) for name in names]
+        names = broken if APART * sum(1 + name.count("\n") for name in broken) <= 1 else names
+    return list(zip(names, named, strict=True))
+
+
+def _in_rows(name: str) -> str:
+    """Breaks a long name behind its last colon or comma."""
+    head, sign, tail = next((cut for cut in map(name.rpartition, (": ", ", ")) if cut[1]), ("", "", name))
+    return f"{head}{sign.strip()}\n{tail}" if head and len(name) > LONG else name
+
+
+def _width(axes: Axes) -> float:
+    """Inches across, before the layout takes some for what stands beside the axes."""
+    return axes.get_position().width * axes.figure.get_figwidth()  # pyright: ignore
+
+
+def name_ends(axes: Axes, panel: Panel, size: float = 6) -> None:
+    """Writes the name of each line beside its last point, in its colour: its label, and its detail where several lines
+    have that label. Names that would overlap move apart, and a thin line leads from the end to a name that moved."""
+    axes.get_ylim()  # settles the limits, by which places are computed
     ends: dict[str, tuple[float, str]] = {}
-    for one in panel.series:
+    for name, one in _named(axes, panel):
         y = np.asarray(one.y, float)
         known = np.flatnonzero(np.isfinite(y) & ((y > 0) | (not panel.log_y)))
-        if one.kind == "line" and one.label and one.label not in ends and not one.faint and len(known):
+        if len(known):
             at = axes.transAxes.inverted().transform(axes.transData.transform((one.x[known[-1]], y[known[-1]])))
-            ends[one.label] = (float(at[1]), look(one)["colour"])
-    places = spread_out([at for at, _ in ends.values()], APART)
-    for (label, (_, colour)), place in zip(ends.items(), places, strict=True):
-        axes.annotate(label, (1, place), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points",
-                      va="center", color=colour, fontsize=6, annotation_clip=False)  # fmt: skip
+            ends.setdefault(name, (float(at[1]), look(one)["colour"]))
+    places = spread_out([at for at, _ in ends.values()], [APART * (1 + name.count("\n")) for name in ends])
+    moves = [abs(place - end) > MOVED for (end, _), place in zip(ends.values(), places, strict=True)]
+    indent = LEADER if any(moves) else 3
+    for (name, (end, colour)), place, moved in zip(ends.items(), places, moves, strict=True):
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        axes.annotate(name, (1, end), xycoords="axes fraction", xytext=(indent, place),
+                      textcoords=("offset points", "axes fraction"), va="center", color=colour, fontsize=size,
+                      annotation_clip=False, arrowprops=leader if moved else None)  # fmt: skip
 
 
-def spread_out(places: list[float], least: float) -> list[float]:
-    """Moves places apart until they are ``least`` from each other, each cluster about its mean, in their order."""
+def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Moves places between 0 and 1 apart until none of what stands there, of these sizes, covers another: each cluster
+    about its mean, in their order, and inside as far as it fits."""
     order = sorted(range(len(places)), key=places.__getitem__)
-    clusters: list[tuple[float, list[int]]] = []  # sum of the places, and which
+    clusters: list[list[int]] = []
+
+    def middle(members: list[int]) -> float:
+        half = min(span(members), 1.0) / 2
+        return min(max(sum(places[one] for one in members) / len(members), half), 1 - half)
+
+    def span(members: list[int]) -> float:
+        return sum(sizes[one] for one in members)
+
     for one in order:
-        total, members = places[one], [one]
+        members = [one]
         while clusters:
-            before, earlier = clusters[-1]
-            gap = total / len(members) - before / len(earlier)
-            if gap >= least * (len(members) + len(earlier)) / 2:
+            earlier = clusters[-1]
+            if middle(members) - middle(earlier) >= (span(members) + span(earlier)) / 2:
                 break
-            clusters.pop()
-            total, members = total + before, [*earlier, *members]
-        clusters.append((total, members))
+            members = [*clusters.pop(), *members]
+        clusters.append(members)
     found = [0.0] * len(places)
-    for total, members in clusters:
-        for rank, one in enumerate(members):
-            found[one] = total / len(members) + (rank - (len(members) - 1) / 2) * least
+    for members in clusters:
+        low = middle(members) - span(members) / 2
+        for one in members:
+            found[one] = low + sizes[one] / 2
+            low += sizes[one]
     return found

@@ -104,19 +104,17 @@ def draw(picture: Picture, width: float) -> Figure:
         heights = [height * min(1, (TALL - words) / sum(heights)) for height in heights]
     drawn = Figure(figsize=(width, sum(heights) + words), layout="constrained")
     FigureCanvasAgg(drawn)
-    grid = drawn.subplots(rows, columns, squeeze=False, height_ratios=heights)
     maps = []
-    for place, axes in enumerate(grid.flat):
-        if place < len(picture.panels):
-            panel = picture.panels[place]
-            title = width / columns * (1 if panel.map is None else NARROWER) / TITLE_LETTER
-            _frame(axes, panel, picture.letter(place), int(title), int(0.75 * heights[place // columns] / LETTER))
-            if panel.map is None:
-                draw_lines(axes, panel)
-            else:
-                maps.append((axes, panel.map, draw_map(axes, panel.map)))
+    for place, (panel, axes) in enumerate(zip(picture.panels, _grid(drawn, picture, columns, heights), strict=True)):
+        across = columns if place < len(picture.panels) // columns * columns else _last_row(picture, columns)
+        title = width / across * (1 if panel.map is None else NARROWER) / TITLE_LETTER
+        _frame(axes, panel, picture.letter(place), int(title), int(0.75 * heights[place // columns] / LETTER))
+        if place % columns and panel.map is None and panel.y == picture.panels[place - 1].y:
+            axes.set_ylabel("")  # the panel on its left says it
+        if panel.map is None:
+            draw_lines(axes, panel)
         else:
-            axes.set_axis_off()
+            maps.append((axes, panel.map, draw_map(axes, panel.map)))
     _bars(drawn, maps, int(0.75 * min(heights) / LETTER))
     if entries:
         ncols = min(beside, len(entries))
@@ -124,6 +122,26 @@ def draw(picture: Picture, width: float) -> Figure:
     if small:
         drawn.supxlabel("\n".join(small), x=0.01, ha="left", fontsize=SMALL, color=GREY)
     return drawn
+
+
+def _grid(drawn: Figure, picture: Picture, columns: int, heights: list[float]) -> list[Axes]:
+    """Makes the axes of all panels, row by row."""
+    last = _last_row(picture, columns)
+    grid = drawn.add_gridspec(len(heights), math.lcm(columns, last), height_ratios=heights)
+    found = []
+    for place in range(len(picture.panels)):
+        row, column = divmod(place, columns)
+        wide = grid.ncols // (columns if (row + 1) * columns <= len(picture.panels) else last)
+        found.append(drawn.add_subplot(grid[row, column * wide : (column + 1) * wide]))
+    return found
+
+
+def _last_row(picture: Picture, columns: int) -> int:
+    """Counts the places of the last row: lines share the width where they fill half of it, so that no cell is empty.
+    Maps, and the rest of many panels, stay as wide as those above."""
+    rest = len(picture.panels) % columns
+    lines = all(panel.map is None for panel in picture.panels[len(picture.panels) - rest :])
+    return rest if rest and 2 * rest >= columns and lines else columns
 
 
 def _columns(picture: Picture, width: float) -> int:
@@ -162,8 +180,8 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for panel in panels:
         for one in panel.series:
-            if one.kind == "crosses":  # in the colour of their architecture
-                entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": INK}))
+            if one.kind == "crosses":  # in their own colour, or in that of the architecture of each
+                entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": one.colour or INK}))
             elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
                 entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
         if panel.map is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from ..store.arrays import steps_in
+from ..schema import Row
 from ..store.layout import METRICS
 from ..store.reader import By
 from .collection import Record
@@ -49,38 +48,33 @@ class LayerGrid:
         return ~self.absent & ~self.missing & ~np.isfinite(self.values)
 
 
-def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | None:
-    """Reads the main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing
-    recorded yet."""
+def read(record: Record, table: str, *, by_layer: bool = True, column: str = "") -> LayerGrid | None:
+    """Reads a column of a table, its main one if unnamed; ``by_layer`` combines the rows of a layer, where they
+    combine; None: nothing recorded yet."""
     definition = record.run.table(table)
-    column = definition.main
+    column = column or definition.main
     layered = any(row.layer > 0 for row in definition.rows)
     combined = by_layer and layered and bool(definition.total)
     by: By | None = "layer" if combined else None
-    data = record.frame(table, [column], by=by)
-    if data.empty:
+    cells = record.run.cells(table, column, by=by)
+    if not len(cells.steps):
         return None
-    steps = steps_in(data["step"].to_numpy())
-    first = data.iloc[: len(data) // len(steps)]
-    values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
-    missing = np.zeros(values.shape, bool)
-    if (np.isnan(values) & ~absent).any():  # a frame does not tell a NaN that was measured from no cell
-        empty = record.run.arrow(table, columns=[column], by=by)[column].is_null()
-        missing = empty.to_numpy().reshape(len(steps), -1).T & ~absent
-    rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
-    stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
-    names = [_name(first.iloc[row]) for row in rows]
-    parts = [str(first.iloc[row].get("sublayer") or "") for row in rows]
-    facts = (combined, column, definition.unit, definition.log)
-    return LayerGrid(steps, values[rows], absent[rows], missing[rows], stacks, layers, names, parts, *facts)
+    rows = [place for place, row in enumerate(cells.rows) if row.layer > 0 or not layered]
+    own = [cells.rows[place] for place in rows]
+    stacks, layers = np.array([row.stack for row in own], str), np.array([row.layer for row in own], np.int32)
+    values, absent, missing = (part.T[rows] for part in (cells.values, cells.absent, cells.missing & ~cells.absent))
+    names, parts = [_name(row) for row in own], [row.sublayer for row in own]
+    main = column == definition.main  # unit and scale are those of the main column
+    facts = (combined, column, definition.unit if main else "", definition.log if main else None)
+    return LayerGrid(cells.steps, values, absent, missing, stacks, layers, names, parts, *facts)
 
 
-def _name(row: Any) -> str:
-    if row["layer"] < 1:
-        return str(row.get("site") or row["stack_name"])
-    stack = f" of {row['stack_name']}" if row["stack_name"] else ""
-    part = f" ({row['sublayer']})" if row.get("sublayer") else ""
-    return f"layer {row['layer']}{stack}{part}"
+def _name(row: Row) -> str:
+    if row.layer < 1:
+        return row.site or row.stack
+    stack = f" of {row.stack}" if row.stack else ""
+    part = f" ({row.sublayer})" if row.sublayer else ""
+    return f"layer {row.layer}{stack}{part}"
 
 
 def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import DamagedError, InputError, ResourceError, StabilityLabError, UsageError
 from ..inputs import shown
-from ..schema import Table
+from ..schema import Row, Table
 from ..verdict import RULE, Verdict, judge_recorded
 from .arrays import floats, steps_in
 from .combine import By, combine
@@ -29,9 +29,11 @@ from .ledger import read_facts
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
 from .pieces import HeldPieces, Pieces, ReplacedError, Stamp, stamps_of
+from .views import VIEWS
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearly always enough
 PAUSE = 0.01  # seconds between two attempts
@@ -50,6 +52,18 @@ class Status:
     reason: str
     updated: str
     facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column of a table as arrays (steps, rows): ``values``, ``absent`` (no gradient), and ``missing`` (there is no
+    such cell, or it is absent)."""
+
+    steps: np.ndarray
+    rows: Sequence[Row]
+    values: np.ndarray
+    absent: np.ndarray
+    missing: np.ndarray
 
 
 KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason": str, "updated": str, "facts": dict}
@@ -254,17 +268,57 @@ class Run:
         data = self._read(name, None)
         return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
 
-    def _rows(
+    def plot(
+        self,
+        name: str,
+        *,
+        kind: Literal["lines", "map"] = "lines",
+        column: str = "",
+        stack: str = "",
+        axes: Axes | None = None,
+    ) -> Axes:
+        """Draw a probe's table or a metric, and return the matplotlib Axes.
+
+        Of a table, lines show each layer over the updates, and ``kind="map"`` shows layers by updates as a heat map;
+        the rows of a layer are combined by the table's rule where it has one. Drawn is the main column, in the unit and
+        on the scale that the table declares, or ``column``. ``stack`` chooses one stack, such as ``"decoder"``.
+        A number that is not finite is a red mark, at the step at which it came. ``axes``: the Axes to draw on; without
+        it, new ones.
+
+        Raises InputError for a name that the run does not have; the sentence lists what it has. Raises UsageError for
+        another ``kind``, a column or stack that the table does not have, and a map of a metric.
+
+        Example::
+
+            run = sl.Run.open("runs/branchnorm-200-s0")
+            axes = run.plot("grad_norm", stack="decoder")
+            axes.set_xlim(0, 100)
+            run.plot("grad_norm", kind="map")
+            run.plot("loss").figure.savefig("loss.png")
+        """
+        return VIEWS["plot"](self, name, kind=kind, column=column, stack=stack, axes=axes)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run: status, model, last loss, first sign, and the loss as a line."""
+        return VIEWS["card"](self)
+
+    def cells(self, name: str, column: str = "", *, by: By | None = None) -> TableColumn:
+        """Return one column of a table (its main column if unnamed) as an array of steps by rows, without laying out a
+        frame; ``by`` combines the rows of each layer or sub-layer."""
+        table = self.table(name)
+        column = column or table.main
+        steps, rows, values, missing, absent = self._arrays(table, [column], by)
+        return TableColumn(steps, rows, values[column], absent, missing[column])
+
+    def _arrays(
         self,
         table: Table,
         columns: Sequence[str] | None,
         by: By | None,
         choose: Callable[[np.ndarray], Sequence[int]] | None = None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Read the columns of a frame, and for each value column the cells without a number. ``choose`` picks steps by
-        their places; without it, all."""
-        import pandas as pd
-
+    ) -> tuple[np.ndarray, Sequence[Row], dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+        """Read steps, rows, the numbers of each column, its cells without a number, and ``absent``: (steps, rows) each.
+        ``choose`` picks steps by their places; without it, all."""
         names = self._chosen(table.columns, columns, table.name)
         fields = [("step", pa.int64()), *((name, pa.float64()) for name in names), ("absent", pa.bool_())]
         # Places are not read but repeated from the definition: every step holds all rows, in its order.
@@ -282,6 +336,19 @@ class Run:
             values, missing = ({name: own[kept] for name, own in some.items()} for some in (values, missing))
         if by is not None:
             rows, values, missing, absent = combine(table, values, absent, by, missing)
+        return steps, rows, values, missing, absent
+
+    def _rows(
+        self,
+        table: Table,
+        columns: Sequence[str] | None,
+        by: By | None,
+        choose: Callable[[np.ndarray], Sequence[int]] | None = None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Read the columns of a frame, and for each value column the cells without a number."""
+        import pandas as pd
+
+        steps, rows, values, missing, absent = self._arrays(table, columns, by, choose)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
         for name in ("stack_name", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
             labels = [getattr(row, LABELS.get(name, name)) for row in rows]

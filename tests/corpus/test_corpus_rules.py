@@ -174,6 +174,30 @@ def test_what_papers_say_is_counted_by_seed(scripts: Any) -> None:
     assert zclip["beside"] == "recall: 0"
 
 
+def test_the_strongest_rival_is_that_of_the_table(scripts: Any) -> None:
+    def line(rule: str, led: str, target: str = "0.5") -> dict[str, str]:
+        return {"rule": rule, "target": target, "recall_lead_20": led}
+
+    lines_ = [line("combination", "0.9"), line("a", "0.3"), line("b", "0.4"), line("c", "0.8", "own")]
+    assert scripts("score").strongest([*lines_, line("d", "0.7", "1")]) == "b"
+
+
+def test_one_run_stands_beside_its_twin(scripts: Any) -> None:
+    draw = scripts("draw")
+    held = np.full(400, np.nan)
+    held[::5] = np.linspace(8, 4, 80)
+    columns = {"held_out": held}
+    run = corpus_run(scripts, name="r", failed=130, columns=columns)
+    twin = corpus_run(scripts, name="t", family="twin", columns={"held_out": held - 1})
+    others = [corpus_run(scripts, name="o", family="twin", seed=3), corpus_run(scripts, name="p", family="fast")]
+    assert draw.twin_of(run, [*others, run, twin]) is twin
+    assert draw.twin_of(run, [*others, run]) is None
+    panel = draw._beside(run, twin, [])
+    own, other = panel.series
+    assert own.x.tolist() == list(range(0, 400, 5))
+    assert (own.y - other.y).tolist() == pytest.approx([1.0] * 80)
+
+
 @pytest.mark.slow
 def test_figures_show_the_tables(scripts: Any, judged: Any) -> None:
     folder, test = judged[True].folder, judged[True].test
@@ -182,6 +206,7 @@ def test_figures_show_the_tables(scripts: Any, judged: Any) -> None:
     at = drawn[(drawn["panel"].str.startswith("all")) & (drawn["series"] == "combination, at all")]
     table = [line for line in lines(folder / "curves.csv") if (line["rule"], line["family"]) == ("combination", "all")]
     assert at["y"].tolist() == [float(line["recall"]) for line in table]
+    assert set(drawn["series"].str.partition(",")[0]) == {line["rule"] for line in lines(folder / "curves.csv")}
     leads = pd.read_csv(folder / "figures" / "leads.csv").query("series == 'combination' and x == 20")
     led = [line["lead"] for line in lines(folder / "leads.csv") if line["rule"] == "combination"]
     assert leads["y"].item() == pytest.approx(np.mean([bool(lead) and int(lead) >= 20 for lead in led]))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from stabilitylab.reports.arrange import alike, apart, signs, smoothed
 from stabilitylab.reports.base import FIGURES, Map, Panel, Picture, Reference, Series
 from stabilitylab.reports.caption import caption, small_print, tex
 from stabilitylab.reports.heatmaps import scale
-from stabilitylab.reports.lines import PATTERNS, decades, look, plain, spread_out
+from stabilitylab.reports.lines import MOVED, PATTERNS, decades, look, plain, spread_out
 from stabilitylab.reports.page import screen
 
 TOLD = 0.1  # difference in luminance that grey print shows
@@ -139,6 +140,66 @@ def test_no_other_line_has_the_colour_of_an_architecture() -> None:
     }
 
 
+def _end(text: Any) -> tuple[float, float]:
+    return text.xy
+
+
+def _place(text: Any) -> tuple[float, float]:
+    return text.xyann
+
+
+def test_lines_of_one_label_are_named_with_what_tells_them_apart() -> None:
+    lines = [
+        replace(a_line("deepnorm", (1.0, float(place))), detail=detail) for place, detail in enumerate(("SGD", "Adam"))
+    ]
+    lines += [replace(a_line("admin", (1.0, 5.0)), detail="Adam"), replace(lines[0], detail="raw", faint=True)]
+    drawn = paper.draw(Picture([Panel("", "x", "y", lines, direct=True)], ""), 6.75)
+    assert {text.get_text() for text in drawn.axes[0].texts} == {"DeepNorm, SGD", "DeepNorm, Adam", "Admin"}
+    assert not drawn.axes[0].get_legend()
+
+
+def test_a_panels_key_covers_no_line() -> None:
+    dashes = {"solid": "not in a branch", "dashed": "decoder branches", "dotted": "encoder branches"}
+    lines = [
+        replace(a_line("deepnorm", (level, level)), dash=dash, detail=detail)
+        for level, (dash, detail) in enumerate(dashes.items())
+    ]
+    drawn = paper.draw(Picture([Panel("Title", "x", "y", lines)] * 3, "", columns=3), 6.75)
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        key, title = axes.get_legend().get_window_extent(), axes.title.get_window_extent()
+        assert key.y0 >= axes.get_window_extent().y1
+        assert title.y0 >= key.y1 - 1
+
+
+def test_ticks_stay_apart_beside_names_and_one_of_equal_y_labels_is_written() -> None:
+    depths = [3, 6, 12, 18, 25, 50, 100]
+    line = Series("all parameters: N^0.56", depths, depths, colour="#222222", seeds=3)
+    own = Panel("", "layers", "norm", [line], log_x=True, log_y=True, ticks=depths, direct=True)
+    drawn = paper.draw(Picture([own] * 3, "", columns=3), 6.75)
+    drawn.draw_without_rendering()
+    assert [axes.get_ylabel() for axes in drawn.axes] == ["norm", "", ""]
+    assert drawn.axes[0].texts[0].get_text() == "all parameters:\nN^0.56"
+    boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels() if label.get_text()]
+    assert len(boxes) > 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_no_cell_of_lines_is_empty() -> None:
+    def widths(count: int, columns: int, one: Panel) -> list[float]:
+        drawn = paper.draw(Picture([one] * count, "", columns=columns), 6.75)
+        drawn.draw_without_rendering()
+        return [round(axes.get_position().width, 1) for axes in drawn.axes[:count]]
+
+    own = Panel("", "x", "y", [a_line("deepnorm", (1.0, 2.0))])
+    above, below = widths(5, 3, own)[:3], widths(5, 3, own)[3:]
+    assert len({*above}) == len({*below}) == 1
+    assert below[0] > above[0]
+    assert len({*widths(4, 3, own)}) == 1  # one of three would be a line across the page
+    heat = Panel("", "x", "y", map=Map([1, 2], [1, 2], np.eye(2), np.zeros((2, 2)), "u", log=False))
+    assert len({*widths(5, 3, heat)}) == 1
+
+
 def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:
     lines = [a_line(arch, (1.0, 2.0 + place / 1000)) for place, arch in enumerate(("deepnorm", "branchnorm", "admin"))]
     drawn = paper.draw(Picture([Panel("", "x", "y", lines, direct=True)], ""), 6.75)
@@ -146,10 +207,17 @@ def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:
     named = {text.get_text(): text for text in drawn.axes[0].texts}
     assert named.keys() == {"DeepNorm", "BranchNorm", "Admin"}
     assert [named[one.label].get_color() for one in lines] == [style.style(one.arch).colour for one in lines]
-    heights = sorted(text.xy[1] for text in named.values())
+    ends, heights = (sorted(place(text)[1] for text in named.values()) for place in (_end, _place))
     assert min(np.diff(heights)) > 0.07
-    assert spread_out([0.5, 0.5, 0.1], 0.1) == pytest.approx([0.45, 0.55, 0.1])
-    assert spread_out([], 0.1) == []
+    assert max(ends) <= 1
+    moved = [abs(_place(text)[1] - _end(text)[1]) > MOVED for text in named.values()]
+    assert [text.arrow_patch is not None for text in named.values()] == moved  # a line leads to those
+    assert sorted(moved) == [False, True, True]
+    assert spread_out([0.5, 0.5, 0.1], [0.1] * 3) == pytest.approx([0.45, 0.55, 0.1])
+    assert spread_out([0.5, 0.5], [0.2, 0.1]) == pytest.approx([0.45, 0.6])  # 0.35 to 0.55, and 0.55 to 0.65
+    assert spread_out([0.0, 1.0, 0.99], [0.1] * 3) == pytest.approx([0.05, 0.95, 0.85])  # inside of the axes
+    assert spread_out([0.5] * 3, [0.5] * 3) == pytest.approx([0.0, 0.5, 1.0])  # too many: about the middle
+    assert spread_out([], []) == []
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,12 @@ def test_the_picture_is_the_beginning(tmp_path: Path) -> None:
     assert (norm.low, norm.high) == (pytest.approx([30.0] * 12), pytest.approx([120.0] * 12))
     assert loss.y == pytest.approx([(7.0 - t / 100) / math.log(2) for t in range(12)])
     for stack, scale in (("Encoder", 1.0), ("Decoder", 10.0)):
-        panel = panels[f"{stack} layers at steps 1, 10"]
-        assert [line.detail for line in panel.series] == ["step 1", "step 10"]
-        assert panel.series[1].x == [1, 2]
-        assert panel.series[1].y == pytest.approx([11.0 * scale, 12.0 * scale])
-    outside, decoder, encoder = panels["Gradient without the factor alpha"].series
+        first, tenth = panels[f"{stack} layers, step 1"], panels[f"{stack} layers, step 10"]
+        assert first.limits == tenth.limits is not None
+        (line,) = tenth.series
+        assert line.x == [1, 2]
+        assert line.y == pytest.approx([11.0 * scale, 12.0 * scale])
+    outside, decoder, encoder = panels["Without the factor alpha"].series
     assert outside.y == pytest.approx([12.0] * 12)
     assert decoder.x == encoder.x == [*range(1, 12)]  # not where alpha is 0
     assert decoder.y == pytest.approx([30.0] * 11)
@@ -93,7 +94,7 @@ def test_a_long_course_is_smoothed_with_the_raw_one_behind_it_and_controls_stand
         (arch, faint) for arch in ("deepnorm", "branchnorm") for faint in (True, False)
     ]
     assert {line.arch for line in picture.controls[0].series} == {"deepnorm", "branchnorm", "admin"}
-    assert picture.key == "lines of single updates: means of 15, what they are means of behind them"
+    assert picture.key == "full: mean of 15 updates, faint: the single updates"
     assert picture.provenance == "2L-2L, 64 wide, synthetic data, 160 updates, T 3.75 % of them"
 
 
@@ -101,15 +102,16 @@ def test_only_archs_with_small_branches_are_taken_apart(tmp_path: Path) -> None:
     for arch in ("postln", "deepnorm"):
         make_beginning(tmp_path, arch, 3)
     panels, _ = drawn(tmp_path)
-    assert {line.arch for line in panels["Gradient without the factor alpha"].series} == {"deepnorm"}
-    assert [line.y[0] for line in panels["Gradient without the factor alpha"].series] == pytest.approx([6.0, 15.0, 9.0])
+    assert {line.arch for line in panels["Without the factor alpha"].series} == {"deepnorm"}
+    assert [line.y[0] for line in panels["Without the factor alpha"].series] == pytest.approx([6.0, 15.0, 9.0])
 
 
 def test_profiles_name_the_step_that_was_probed(tmp_path: Path) -> None:
     make_beginning(tmp_path, "postln", 3, updates=110, probed=(0, 1, 5, 50, 97))
     panels, _ = drawn(tmp_path)
-    assert "Encoder layers at steps 1, 97" in panels  # 5 is not 10, and 97 is near 100
-    assert panels["Encoder layers at steps 1, 97"].series[1].y == pytest.approx([98.0, 99.0])
+    steps = [title.rpartition(" ")[2] for title in panels if title.startswith("Encoder layers, step ")]
+    assert steps == ["1", "97"]  # 5 is not 10, and 97 is near 100
+    assert panels["Encoder layers, step 97"].series[0].y == pytest.approx([98.0, 99.0])
 
 
 def test_one_interrupted_run_is_drawn(tmp_path: Path) -> None:

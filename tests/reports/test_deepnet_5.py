@@ -113,24 +113,44 @@ def verdict(folder: Path, id: str) -> str:
 def test_the_picture_is_the_rates(tmp_path: Path) -> None:
     make_steps(tmp_path, {"deepnorm sgd.ln": power(1.0, 1.0, 0), "deepnorm adam.all": power(2.0, 0.5, 0)})
     picture = UpdateAgainstDepth().picture(load(tmp_path))
-    left, right = picture.panels
+    left, adam, sgd = picture.panels
     assert left.log_x
     assert left.log_y
     postln, slope, deepnorm, _ = left.series
     assert (postln.label, postln.x) == ("Post-LN: N^0.90", [*DEPTHS])
-    assert (slope.faint, slope.y) == (True, pytest.approx(postln.y))  # the power law through its middle
+    assert (slope.faint, slope.y) == (True, pytest.approx(postln.y[:-1]))  # the power law, to 25 layers
     assert left.direct
     assert postln.y == pytest.approx([20.0 * n**0.9 for n in DEPTHS])  # the geometric mean over seeds
     assert postln.low == pytest.approx([20.0 * n**0.89 for n in DEPTHS])
     assert deepnorm.y == pytest.approx([2.0 * n**0.5 for n in DEPTHS])
-    lines = {line.name: line for line in right.series}
-    assert len(lines) == 12
-    assert lines["LayerNorm, SGD"].y == pytest.approx([*DEPTHS])
-    assert lines["v, out, FFN (the theorem's), SGD"].y == pytest.approx([2.0] * 4)
+    assert [adam.title, sgd.title] == ["DeepNorm by group, Adam", "DeepNorm by group, SGD"]
+    lines = {line.label: line for line in sgd.series}
+    assert len(lines) == len(adam.series) == 6
+    assert lines["LayerNorm: N^1.00"].y == pytest.approx([*DEPTHS])
+    assert lines["v, out, FFN: N^0.00"].y == pytest.approx([2.0] * 4)
     assert "Post-LN's as N^0.90, DeepNorm's as N^0.50; in the theorem's scope" in picture.finding
-    assert "(N from 6 to 50, 3 seeds)" in picture.finding
-    assert any("under SGD: all parameters 0.00, v, out, FFN (the theorem's) 0.00, LayerNorm 1.00" in note
+    assert "(N from 6 to 50, of Post-LN to 25; 3 seeds)" in picture.finding
+    assert any("under SGD, 6 to 50 layers a side: all parameters 0.00, v, out, FFN 0.00, LayerNorm 1.00" in note
                for note in picture.notes)  # fmt: skip
+
+
+def test_exponents_are_fitted_where_the_claims_fit_them(tmp_path: Path) -> None:
+    """Beyond the depths of the claims the update falls to nothing, which moves no exponent and no line of it."""
+
+    def until(last: int, n: int) -> float:
+        return n**0.5 if n <= last else 1e-9
+
+    laws = {
+        "deepnorm adam.all": lambda n, seed: until(50, n),
+        "postln adam.all": lambda n, seed: until(25, n),
+        "deepnorm sgd.ln": lambda n, seed: until(50, n),
+    }
+    make_steps(tmp_path, laws, depths=(3, 6, 12, 25, 50, 100))
+    whole, _, sgd = UpdateAgainstDepth().picture(load(tmp_path)).panels
+    laws_drawn = {line.label: line.x for line in whole.series if line.faint}
+    assert laws_drawn == {"Post-LN: N^0.50": [6, 12, 25], "DeepNorm: N^0.50": [6, 12, 25, 50]}
+    assert "LayerNorm: N^0.50" in {line.label for line in sgd.series}
+    assert one(tmp_path, "C20").effects[0]["mean"] == pytest.approx(0.5)
 
 
 def test_alpha_is_stated(tmp_path: Path) -> None:
@@ -158,7 +178,7 @@ def test_training_runs_of_several_depths_are_drawn_under_saturation(tmp_path: Pa
 
         made = Made(outputs, ("cumulative", "one_update"), updates, steps, "mean")
         make_run(tmp_path, f"train-{depth}", arch="deepnorm", layers=depth, tables={"model_update": made})
-    early = UpdateAgainstDepth().picture(load(tmp_path)).panels[2]
+    early = UpdateAgainstDepth().picture(load(tmp_path)).panels[3]
     assert [line.x for line in early.series] == [[6, 12]]  # 25L was not probed at update 10
     assert early.series[0].y == pytest.approx([6, 12])
     assert [line.value for line in early.references] == pytest.approx([math.sqrt(128)])

@@ -20,6 +20,7 @@ from stabilitylab.reports.claims import Finding
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.intervals import WIDTH, interval, mark
 from stabilitylab.reports.page import html
+from stabilitylab.reports.page.backticks import with_code
 from stabilitylab.reports.statistics import Region
 
 VOID = {"meta", "input", "br", "link", "img", "path", "line", "circle", "rect"}
@@ -318,3 +319,15 @@ def test_intervals_in_words() -> None:
     assert interval(effect(1.23456, math.nan, math.nan)) == "1.23"
     assert interval(effect(math.nan, math.nan, math.nan)) == "not measured"
     assert {finding.verdict for finding in findings()} == set(html.VERDICTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("set `lr` to < 0.1", "set <code>lr</code> to &lt; 0.1"),
+        ("`a` and `<b>`", "<code>a</code> and <code>&lt;b&gt;</code>"),
+        ("one ` alone", "one ` alone"),
+    ],
+)
+def test_backticks_are_code(text: str, shown: str) -> None:
+    assert str(with_code(text)) == shown

@@ -80,8 +80,39 @@ def test_runs_of_one_model_have_a_colour_each_everywhere(browser: Browser, three
     assert len({colour for _, colour, _ in found["lines"]}) == len({dash for *_, dash in found["lines"]}) == 3
     assert {name for name, _ in found["heads"]} == {"base", "warm-up", "breaks"}
     assert dict(found["table"]) == dict(found["heads"])
-    rgb = {name: f"rgb({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))})" for name, c, _ in found["lines"]}
-    assert rgb == dict(found["table"])
+    assert {name: rgb(colour) for name, colour, _ in found["lines"]} == dict(found["table"])
+
+
+def test_runs_of_three_architectures_have_the_colours_of_their_curves_in_the_table(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for arch in ("postln", "deepnorm", "branchnorm"):
+        metrics = {"nll": [7.0, 6.0, 5.0], "held_out_nll": [7.0, 6.0, 5.0]}
+        make_run(tmp_path / "runs", arch, arch=arch, layers=2, metrics=metrics)
+    browser.open(build(tmp_path / "runs", tmp_path / "report").page, everything=False)
+    found = browser.run(
+        READY
+        + """
+        const drawn = $$("#curves .plot")[0].data;
+        const lines = drawn.filter((one) => one.mode.includes("lines") && order.includes(one.name));
+        return {
+          byRun: told.byRun,
+          lines: lines.map((one) => [one.name, one.line.color, one.line.dash]),
+          table: $$("#table .of-run").map((one) =>
+            [one.dataset.run, getComputedStyle(one).color, one.querySelector("path").getAttribute("class")]),
+        };
+        """
+    )
+    browser.shoot(tmp_path / "architectures.png")
+    assert browser.errors == []
+    assert not found["byRun"], "one run an architecture: the curves have the architectures' own colours"
+    expected = {name: (rgb(colour), dash) for name, colour, dash in found["lines"]}
+    assert {name: (colour, dash) for name, colour, dash in found["table"]} == expected
+    assert len({colour for _, colour, _ in found["table"]}) == 3
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
 def test_colours_differ_in_grey_too(browser: Browser, three: Path) -> None:
@@ -189,6 +220,8 @@ def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -
     assert "First sign, at update 3" in told
     assert "What to do:" in told
     assert browser.run("return $$('.remedy').every((one) => one.closest('li').dataset.run === 'breaks');")
+    assert browser.run("return $$('.remedy code').map((one) => one.textContent);")
+    assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
 
 
 def test_a_run_that_diverged_does_not_flatten_the_maps_of_others(browser: Browser, three: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stabilitylab.reports import MissingRuns
+from stabilitylab.reports import MissingRuns, paper
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.figures.rates.loss import LossByRate
 from stabilitylab.store import RunWriter
@@ -65,6 +65,15 @@ def test_a_line_a_rung_and_marks_at_the_three_numbers(search: Path) -> None:
     assert [(mark.value, mark.label) for mark in panel.references] == [(1e-3, "best rate"), (2e-3, "largest safe rate")]
     assert panel.log_x
     assert "best rate 0.001 [0.0007, ?], largest safe rate 0.002 [0.002, 0.004], least warm-up 10" in picture.finding
+
+
+def test_what_failed_has_its_colour_in_the_legend(search: Path) -> None:
+    picture = LossByRate().picture(Runs.load(search))
+    (failed,) = (line for line in picture.panels[0].series if line.label == "failed")
+    (legend,) = paper.draw(picture, 6.75).legends
+    keys = zip(legend.get_texts(), legend.legend_handles, strict=True)
+    (key,) = (key for text, key in keys if text.get_text() == "failed")
+    assert key.get_markeredgecolor() == failed.colour == "#a50f15"
 
 
 def test_a_search_that_goes_on_is_drawn_without_marks(search: Path) -> None:

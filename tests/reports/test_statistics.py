@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -289,3 +291,13 @@ def test_students_distribution_is_not_the_normal_one() -> None:
     """The guard that the factor is t's: with the normal quantile coverage at n = 3 would be .81."""
     found = t_interval([0.0, 1.0, 2.0])
     assert (found.high - found.mean) * math.sqrt(3) > 2 * stats.norm.ppf(0.975)
+
+
+def test_tails_are_those_of_scipy_stats_without_importing_it() -> None:
+    sample = [0.3, 0.5, 0.9]
+    expected = stats.ttest_1samp(sample, 0.1, alternative="greater").pvalue
+    assert t_outside(sample, Region(low=0.1)) == pytest.approx(expected, rel=1e-12)
+    assert t_interval(sample).high == pytest.approx(stats.t(2, np.mean(sample), stats.sem(sample)).ppf(1 - TAIL))
+    code = "from stabilitylab.reports.statistics import t_interval; t_interval([1.0, 2.0]); import sys; "
+    command = [sys.executable, "-c", f"{code}print('scipy.stats' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"

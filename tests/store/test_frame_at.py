@@ -90,3 +90,18 @@ def test_a_stamp_is_of_all_files_and_of_ended_runs_alone(tmp_path: Path) -> None
         run.open([TABLE])
         run.append(0, {"loss": 1.0}, {})
         assert Run.open(tmp_path / "b").snapshot().stamp is None  # it goes on
+
+
+@pytest.mark.parametrize("by", [None, "layer", "sublayer"])
+@pytest.mark.parametrize("column", ["", "qk"])
+def test_cells_are_those_of_the_frame(tmp_path: Path, by, column: str) -> None:
+    run = Run.open(write(tmp_path / "a"))
+    found, frame = run.cells("grad_norm", column, by=by), run.frame("grad_norm", by=by)
+    shape = (len(STEPS), len(found.rows))
+    assert found.steps.tolist() == list(STEPS)
+    assert np.ravel(found.values).tolist() == pytest.approx(frame[column or "value"].tolist(), nan_ok=True)
+    assert found.absent.ravel().tolist() == frame["absent"].tolist()
+    assert np.shape(found.values) == shape == found.absent.shape == found.missing.shape
+    assert [row.layer for row in found.rows] == frame["layer"].tolist()[: len(found.rows)]
+    empty = run.arrow("grad_norm", by=by)[column or "value"].is_null().to_numpy()
+    assert found.missing.ravel().tolist() == empty.tolist()

@@ -13,7 +13,7 @@ from ..collection import Record, Runs
 from .by_label import by_label
 
 STACKS = ("encoder", "decoder")
-PROFILES = {1: "dotted", 10: "dashed", 100: "solid"}  # step -> dash
+PROFILES = (1, 10, 100)  # steps
 NEAR = 0.1  # a profile is drawn at a probed step at most this share away from the one that is meant
 
 
@@ -105,7 +105,8 @@ def differences(
 
 
 def profiles(group: Runs) -> list[Panel]:
-    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
+    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack and
+    step, those of a stack on one y axis."""
     found: dict[tuple[str, str, int, int], Spread] = {}
     for record in group:
         steps = _probed(record.probed("grad_norm"))
@@ -117,15 +118,13 @@ def profiles(group: Runs) -> list[Panel]:
                 spread.add(own["layer"].tolist(), own["value"].tolist())
     panels = []
     for stack in STACKS:
-        lines = [
-            spread.series(style.title(label), arch=label, dash=PROFILES[meant], detail=f"step {step}")
-            for (place, label, meant, step), spread in found.items()
-            if place == stack
-        ]
-        steps = sorted({step for place, _, _, step in found if place == stack})
-        title = f"{stack.capitalize()} layers at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
-        panels.append(Panel(title, f"{stack} layer", "gradient norm (L2)", lines, log_y=True))
-    return alike(panels)
+        lines: dict[int, list[Series]] = {}
+        for (place, label, _, step), spread in found.items():
+            if place == stack:
+                lines.setdefault(step, []).append(spread.series(style.title(label), arch=label))
+        title, axes = f"{stack.capitalize()} layers, step", (f"{stack} layer", "gradient norm (L2)")
+        panels += alike(Panel(f"{title} {step}", *axes, drawn, log_y=True) for step, drawn in sorted(lines.items()))
+    return panels
 
 
 def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:

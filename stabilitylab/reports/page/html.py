@@ -23,6 +23,7 @@ from ..conditions import differing
 from ..headline import tallies
 from ..intervals import interval, mark
 from ..pooling import COLUMNS
+from .backticks import with_code
 from .overview import Overview, facts, track
 from .sections import ALL_LISTED, LISTED, Group, PageSection, anchor, described
 from .sentences import trouble
@@ -68,6 +69,7 @@ def write(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["code"] = with_code
     listed = max(20, min(LISTED, ALL_LISTED // max(len(sections), 1)))
     parts = [described(section, findings, listed) for section in sections]
     anchors = {section.id.partition(":")[2]: section.anchor for section in sections if section.group == "runs"}

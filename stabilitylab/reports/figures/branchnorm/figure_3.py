@@ -46,6 +46,7 @@ from ...statistics import Region
 
 PAPERS = ("postln", "postln gain=1", "deepnorm", "branchnorm")
 WINDOW = 15  # updates of a smoothed line
+KEY = f"full: mean of {WINDOW} updates, faint: the single updates"
 BEGINNING = 500  # updates that are drawn; the paper says "the very beginning" and no number
 PARTS: dict[str, tuple[Values, str]] = {
     "not in a branch": (non_branch, "solid"),
@@ -71,15 +72,13 @@ class Beginning(Figure):
         group, notes = largest_group(dense or fit, ["grad_norm"], self.id, between=("deepnorm", "branchnorm"))
         if dense and len(fit) > len(dense):
             notes.append(f"Not drawn: {len(fit) - len(dense)} without the norm of each of the first {LEAST} updates.")
-        (norm, loss), (encoder, decoder) = _curves(group), profiles(group)
-        above, below = (norm, encoder, _parts(group)), (loss, decoder)
-        found = [panel for panel in (*above, *below) if panel.series]
+        found = [panel for panel in (*_curves(group), _parts(group), *profiles(group)) if panel.series]
         panels, controls = apart(found, PAPERS)
         notes = [*notes, *hidden(found)]
         faint = any(one.faint for panel in found for one in panel.series)
         return Picture(
             panels, _finding(group), notes, columns=3, controls=controls, provenance=provenance(group),
-            key=f"lines of single updates: means of {WINDOW}, what they are means of behind them" if faint else "",
+            key=KEY if faint else "",
         )  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def _line(group: Runs, label: str, values: Values, log: bool, **look: object) ->
 
 
 def _curves(group: Runs) -> list[Panel]:
-    """Return the panels of gradient norm and loss, each with its own axis, one above the other."""
+    """Return the panels of gradient norm and loss, each with its own axis."""
     norms, losses = (
         [one for label in group.labels if (line := _line(group, label, values, log)) for one in smoothed(line, WINDOW)]
         for values, log in ((total, True), (bits, False))
@@ -112,8 +111,9 @@ def _parts(group: Runs) -> Panel:
         if style.family(label) in ("branchnorm", "deepnorm")
         for part, (values, dash) in PARTS.items()
     ]
-    title = "Gradient without the factor alpha"
-    return Panel(title, "update", "gradient norm (L2)", [line for line in lines if line], log_y=True)
+    return Panel(
+        "Without the factor alpha", "update", "gradient norm (L2)", [line for line in lines if line], log_y=True
+    )
 
 
 def _finding(group: Runs) -> str:

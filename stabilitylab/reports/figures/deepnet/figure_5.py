@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,15 +26,18 @@ from ...statistics import Region
 GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
 NAMES = {
     "all": "all parameters",
-    "vo_ffn": "v, out, FFN (the theorem's)",
+    "vo_ffn": "v, out, FFN",
     "ln": "LayerNorm",
     "qk": "q, k",
     "bias": "biases",
     "embedding": "embedding",
 }
-OPTIMIZERS = {"sgd": ("SGD", "dashed"), "adam": ("Adam", "solid")}
+OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
+UPDATE = "‖ΔF‖ / lr (L2 per token)"
 UNSATURATED = range(6, 26)  # layers a side between which Post-LN's update still grows
 COMPARED = range(6, 51)
+FITTED = f"N from {COMPARED[0]} to {COMPARED[-1]}, of Post-LN to {UNSATURATED[-1]}"
+KEY = f"exponents: {FITTED}"
 STEADY = Region(-0.15, 0.15)  # an exponent that counts as independence of depth
 FAST = "claims:fast"
 GAIN = "; Post-LN of Xavier gain 1, and beside it of fairseq's gain (which decides where there are no runs of gain 1)"
@@ -59,22 +62,65 @@ class UpdateAgainstDepth(Figure):
                 raise
             notes = [f"Drawn: {trained.describe()}. Lines are geometric means over seeds, bands their range."]
             return Picture(early, said_of(early[0]), notes, columns=len(early), provenance=provenance(trained))
-        panels = [
-            Panel(
-                "One update of Adam, all parameters", "layers a side", "‖ΔF‖ / lr (L2 per token)",
-                [line for label in group.labels for line in _against_depth(group, label)],
-                log_x=True, log_y=True, ticks=group.depths, direct=True,
-            )
-        ]  # fmt: skip
+        panels = [whole_panel([line for label in group.labels for line in _against_depth(group, label)], group.depths)]
         shown = "deepnorm" if "deepnorm" in group.labels else group.labels[0]
-        panels.append(_by_group(group.where(label=shown), shown))
+        panels += [
+            group_panel(shown, optimizer, lines, group.depths)
+            for optimizer in OPTIMIZERS
+            if (lines := _by_group(group.where(label=shown), shown, optimizer))
+        ]
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
         notes += alphas(group) + _growth(group.where(label=shown), shown)
         if others := sum(map(len, runs.where(kind="onestep", table="update_rate").groups(*LAYERS))) - len(group):
             notes.append(f"Not drawn: {others} one-step run{'s' if others > 1 else ''} with other settings.")
         panels += early
         main, controls = apart(panels, (of_gain_one(group.labels, "postln"), "deepnorm"))
-        return Picture(main, _finding(group), notes, columns=2, controls=controls, provenance=provenance(group))
+        return Picture(
+            main,
+            _finding(group),
+            notes,
+            columns=3,
+            controls=controls,
+            provenance=provenance(group),
+            key=KEY,
+        )
+
+
+def whole_panel(lines: Sequence[Series], depths: Sequence[int]) -> Panel:
+    """Return the panel of one update of Adam, of lines that :func:`with_law` has named."""
+    title = "Adam, all parameters"
+    return Panel(title, "layers a side", UPDATE, lines, log_x=True, log_y=True, ticks=depths, direct=True)
+
+
+def group_panel(label: str, optimizer: str, lines: Sequence[Series], depths: Sequence[int]) -> Panel:
+    """Return the panel of one architecture and optimizer, a line a group of parameters."""
+    title = f"{style.title(label)} by group, {OPTIMIZERS[optimizer]}"
+    return Panel(title, "layers a side", UPDATE, lines, log_x=True, log_y=True, ticks=depths, direct=True)
+
+
+def fitted(label: str) -> range:
+    """Return the layers a side over which the claims fit the exponent of this architecture."""
+    return UNSATURATED if style.family(label) == "postln" else COMPARED
+
+
+def with_law(line: Series, exponent: float, depths: range) -> list[Series]:
+    """Return the line with its exponent in its name, and faintly N^exponent through its geometric middle, over the
+    depths of the fit; the line alone without an exponent."""
+    if not math.isfinite(exponent):
+        return [line]
+    line = replace(line, label=f"{line.label}: N^{exponent:.2f}")
+    inside = [place for place, depth in enumerate(line.x) if depth in depths]
+    x = np.asarray(line.x, float)[inside]
+    level = np.exp(np.mean(np.log(np.asarray(line.y)[inside]) - exponent * np.log(x)))
+    law = {"x": x.tolist(), "y": (level * x**exponent).tolist(), "seeds": line.counts[inside].tolist()}
+    return [line, replace(line, **law, low=None, high=None, detail="slope", faint=True)]
+
+
+def group_line(group: str, exponent: float, points: Series) -> Series:
+    """Return the line of a group of parameters in its look, with its exponent in its name."""
+    marker, colour = {g: look for g, *look in zip(GROUPS, GROUPS.values(), style.PARTS, strict=True)}[group]
+    power = f": N^{exponent:.2f}" if math.isfinite(exponent) else ""
+    return replace(points, label=NAMES[group] + power, dash="solid", colour=colour, marker=marker)
 
 
 def _against_depth(group: Runs, label: str) -> list[Series]:
@@ -82,63 +128,54 @@ def _against_depth(group: Runs, label: str) -> list[Series]:
     own = group.where(label=label)
     points = by_label(own, lambda run: {run.depth: rate(run, "adam", "all")}, log=True)
     line = replace(points[0], dash=shown_dash(group.labels, label))
-    mean = _mean_exponent(own, "adam", "all")
-    if not math.isfinite(mean):
-        return [line]
-    line = replace(line, label=f"{line.label}: N^{mean:.2f}")
-    return [line, _law(line, mean)]
+    return with_law(line, _mean_exponent(own, label, "adam", "all"), fitted(label))
 
 
-def _law(line: Series, exponent: float) -> Series:
-    """Return N^exponent through the geometric middle of a line."""
-    x = np.asarray(line.x, float)
-    level = np.exp(np.mean(np.log(line.y) - exponent * np.log(x)))
-    return replace(line, y=(level * x**exponent).tolist(), low=None, high=None, detail="slope", faint=True)
-
-
-def _by_group(runs: Runs, label: str) -> Panel:
+def _by_group(runs: Runs, label: str, optimizer: str) -> list[Series]:
     lines = []
-    for (group, marker), colour in zip(GROUPS.items(), style.PARTS, strict=True):
-        for optimizer, (name, dash) in OPTIMIZERS.items():
-            spread = Spread(log=True)
-            for record in runs:
-                if (value := rate(record, optimizer, group)) > 0:
-                    spread.add([record.depth], [value])
-            if spread.points:
-                look = {"dash": dash, "colour": colour, "marker": marker, "detail": name}
-                lines.append(spread.series(NAMES[group], **look))
-    title = f"{style.title(label)}, by group of parameters"
-    y = "‖ΔF‖ / lr (L2 per token)"
-    return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths, direct=True)
+    for group in GROUPS:
+        spread = Spread(log=True)
+        for record in runs:
+            if (value := rate(record, optimizer, group)) > 0:
+                spread.add([record.depth], [value])
+        if spread.points:
+            lines.append(group_line(group, _mean_exponent(runs, label, optimizer, group), spread.series("")))
+    return lines
 
 
 def _growth(runs: Runs, label: str) -> list[str]:
     """Return notes on the exponent of N for each group of parameters, mean over seeds."""
     found = []
-    for optimizer, (name, _) in OPTIMIZERS.items():
-        means = {group: _mean_exponent(runs, optimizer, group) for group in GROUPS}
+    for optimizer, name in OPTIMIZERS.items():
+        means = {group: _mean_exponent(runs, label, optimizer, group) for group in GROUPS}
         shown = [f"{NAMES[group]} {mean:.2f}" for group, mean in means.items() if math.isfinite(mean)]
         if shown:
-            found.append(f"{style.title(label)}, exponents of N under {name}: {', '.join(shown)}.")
+            depths = _said(fitted(label))
+            found.append(f"{style.title(label)}, exponents of N under {name}, {depths}: {', '.join(shown)}.")
     return found
 
 
-def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
-    found = [*exponents(runs, optimizer, group, runs.depths).values()]
+def _said(depths: range) -> str:
+    return f"{depths[0]} to {depths[-1]} layers a side"
+
+
+def _mean_exponent(runs: Runs, label: str, optimizer: str, group: str) -> float:
+    """Return the mean over seeds of the exponent, over the depths of the claims; NaN if no seed has two of them."""
+    found = [*exponents(runs, optimizer, group, fitted(label)).values()]
     return round(float(np.mean(found)), 2) + 0.0 if found else math.nan  # no -0.00
 
 
 def _finding(group: Runs) -> str:
     depths, names = group.depths, ", ".join(map(style.title, group.labels))
     shown = (of_gain_one(group.labels, "postln"), "deepnorm", "branchnorm")
-    growth = {label: _mean_exponent(group.where(label=label), "adam", "all") for label in shown}
+    growth = {label: _mean_exponent(group.where(label=label), label, "adam", "all") for label in shown}
     pieces = [f"{style.title(label)}'s as N^{mean:.2f}" for label, mean in growth.items() if math.isfinite(mean)]
     if not pieces:
         return f"‖ΔF‖ of one update of {names} at {len(depths)} depth{'s' if len(depths) > 1 else ''}, no exponent."
-    theorem = _mean_exponent(group.where(label="deepnorm"), "sgd", "vo_ffn")
+    theorem = _mean_exponent(group.where(label="deepnorm"), "deepnorm", "sgd", "vo_ffn")
     scope = f"; in the theorem's scope (SGD on v, out and FFN) DeepNorm's as N^{theorem:.2f}"
     seeds = f"one seed, {group.seeds[0]}" if len(group.seeds) == 1 else f"{len(group.seeds)} seeds"
-    ending = f"{scope if math.isfinite(theorem) else ''} (N from {depths[0]} to {depths[-1]}, {seeds})"
+    ending = f"{scope if math.isfinite(theorem) else ''} ({FITTED}; {seeds})"
     return f"One Adam update from initialisation moves the output: {', '.join(pieces)}{ending}."
 
 

@@ -57,13 +57,18 @@ class StabilityTable(Figure):
         measured = quality(group)
         if measured.is_bleu:
             table = with_bleu(table, group, measured)
-        panel = Panel("States, and nats below the unigram baseline", "encoder and decoder layers together", "",
-                      map=_map(table, measured.is_bleu, own_recipes(group)))  # fmt: skip
+        panel = table_panel(table_map(table, measured.is_bleu, own_recipes(group)), measured.is_bleu)
         extra = {"table.csv": table.to_csv(index=False), "table.md": markdown(table)}
         return Picture(
             [panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra,
             provenance=provenance(group), key=_key(panel, group),
         )  # fmt: skip
+
+
+def table_panel(cells: Map, bleu: bool) -> Panel:
+    """Return the panel of the table, whose title says what the sign of a number means."""
+    told = "BLEU" if bleu else "nats above (+) or below (-) the unigram baseline"
+    return Panel(f"States, and {told}", "encoder and decoder layers together", "", map=cells)
 
 
 def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
@@ -84,7 +89,7 @@ def _key(panel: Panel, group: Runs) -> str:
     return " · ".join([*signs([panel], means), *recipes])
 
 
-def _map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
+def table_map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
     """Lay out the cells; architectures ``apart`` have a recipe of their own and a mark."""
     archs, depths = list(dict.fromkeys(table["arch"])), sorted(set(table["depth"]))
     z = np.full((len(archs), len(depths)), np.nan)

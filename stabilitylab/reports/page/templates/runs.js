@@ -28,6 +28,8 @@ function lookOf(name) {
   const slot = slots.get(view.group ? groupOf(name) : name) ?? 0;
   return { colour: PALETTE[slot % PALETTE.length], dash: PATTERNS[slot % PATTERNS.length] };
 }
+// The look that the curves of a run have from its architecture; none without a curve.
+const ownLooks = new Map((plots.curves || []).flatMap((plot) => plot.traces.map(({ name, colour, dash }) => [name, { colour, dash }])));
 const shownInOrder = () => order.filter((name) => shownNames.has(name));
 function setShown(names) { look({ runs: names }); }
 
@@ -36,8 +38,8 @@ const byValue = (a, b) => (isNaN(a) || isNaN(b) ? String(a).localeCompare(String
 function paintTable() {
   for (const tick of all(".tick")) tick.checked = shownNames.has(tick.value);
   for (const swatch of all(".of-run")) {
-    const found = lookOf(swatch.dataset.run), on = isShown(swatch.dataset.run);
-    swatch.style.visibility = on ? "visible" : "hidden";
+    const found = lookOf(swatch.dataset.run) || ownLooks.get(swatch.dataset.run), on = isShown(swatch.dataset.run);
+    swatch.style.visibility = on && found ? "visible" : "hidden";
     if (!found) continue;
     swatch.style.color = visible(found.colour);
     const path = swatch.querySelector("path");

@@ -1,0 +1,1 @@
+"""Views of one run for notebooks: matplotlib Axes, and HTML."""
