@@ -42,10 +42,10 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # Sums are taken in another order there, in both runs of a test of two; tests/conftest.py refuses to start where torch
 # does not follow.

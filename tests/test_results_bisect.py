@@ -33,6 +33,16 @@ def test_one_mutant_and_one_clean_pair_are_made_once(scripts: dict[str, ModuleTy
     assert f"Clean pairs flagged: {share(0, 1)}." in text
 
 
+def test_the_pages_show_the_scores_of_the_ledgers(
+    scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = scripts["score"]
+    assert len(score.read(score.HERE, "clean")) == 50
+    assert score.differing(score.PAGES, score.anew) == [], "run python results/bisect/score.py --write"
+    monkeypatch.setattr(score, "TIMES", 1e4)
+    assert score.differing(score.PAGES, score.anew) == ["README.md", "bisect.md"], "it cannot fail"
+
+
 def test_forty_mutants_each_with_a_place_in_its_models(scripts: dict[str, ModuleType]) -> None:
     mutants = scripts["mutants"].MUTANTS
     assert len({mutant.name for mutant in mutants}) == 40

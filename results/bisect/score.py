@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stabilitylab.reports.statistics import share_interval
 
-HERE = Path(__file__).parent
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from page_blocks import differing, renewed
+
+HERE = Path(__file__).resolve().parent
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "bisect.md")
 CONTROL = {"fp32": 0.6 * 2.0**-23, "bf16": 0.6 * 2.0**-7}  # rule 2
 TIMES = 3.0
 WHO = {"where": "bisect", "suspected": "bisect, sums only", "norms": "norms", "l1": "L1"}
@@ -92,11 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=HERE)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
-    text = "\n".join(tables(given.folder, homes()))
+    print("\n".join(tables(given.folder, homes())))
     if given.write:
-        (given.folder / "scores.md").write_text(f"# Scores of bisect\n\n{text}\n", encoding="utf-8")
-    print(text)
+        differing(PAGES, anew, write=True)
     return 0
+
+
+def anew(page: str) -> str:
+    """Return a page with the tables of the ledgers here between its marks."""
+    return renewed(page, {"scores": lambda: tables(HERE, homes())})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ from faults import FAULTS, LISTED
 from healthy import DECOYS, HEALTHY
 from scipy import stats
 from subjects import FIRST, STEPS, Loop, loss_fn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from page_blocks import differing, renewed
 
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
@@ -31,6 +37,7 @@ SEEDS = (11, 12, 13)
 WITHIN = 10  # updates: a right step lies so near to the update at which the fault begins
 FILE = Path(__file__).with_name("cells.csv")
 ROOT = FILE.resolve().parents[2]
+PAGES = (FILE.with_name("README.md"), ROOT / "docs" / "explain.md")
 COLUMNS = (
     *("set", "kind", "model", "seed", "verdict", "named", "place", "step", "right", "accused", "wrong", "updates"),
     *("loss_before", "loss_after", "diagnose", "error"),
@@ -205,17 +212,10 @@ def most(rows: list[dict[str, str]], column: str) -> str:
     return f"{entry or 'nothing'} ({count})"
 
 
-def pages(rows: list[dict[str, str]]) -> dict[Path, str]:
-    """Return the pages that show the tables, each as it should read."""
-    goals = say(rows)
-    shown = {FILE.with_name("README.md"): f"{goals}\n\n{by_kind(rows)}", ROOT / "docs" / "explain.md": goals}
-    return {page: marked(page.read_text(encoding="utf-8"), told) for page, told in shown.items()}
-
-
-def marked(page: str, told: str) -> str:
-    """Return a page with ``told`` between its marks."""
-    before, _, rest = page.partition("<!-- results -->\n")
-    return f"{before}<!-- results -->\n{told}\n{rest[rest.index('<!-- end -->') :]}"
+def anew(rows: list[dict[str, str]]) -> Callable[[str], str]:
+    """Return what puts the tables of the cells between the marks of a page."""
+    blocks = {"goals": lambda: say(rows).splitlines(), "kinds": lambda: by_kind(rows).splitlines()}
+    return lambda page: renewed(page, blocks)
 
 
 def main() -> None:
@@ -234,8 +234,7 @@ def main() -> None:
     rows = made(given.out)
     print(f"{say(rows)}\n\n{by_kind(rows)}")
     if given.write:
-        for page, text in pages(rows).items():
-            page.write_text(text, encoding="utf-8")
+        differing(PAGES, anew(rows), write=True)
 
 
 if __name__ == "__main__":
