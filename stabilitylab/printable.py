@@ -72,10 +72,12 @@ class _Hook:
 
 
 def screen(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> Console:
-    """Return a console of rich on standard output, or ``stderr``, whose text is printable."""
+    """Return a console of rich on standard output, or ``stderr``, whose text is printable. FORCE_COLOR, which notebooks
+    and CI set, colours the output; it does not let progress on ``stderr`` move where there is no terminal."""
     stream: Any = sys.stderr if stderr else sys.stdout
     file = stream.below if isinstance(stream, Stream) else stream
-    console = Console(file=file, width=width, soft_wrap=soft_wrap)
+    still = stderr and not file.isatty()
+    console = Console(file=file, width=width, soft_wrap=soft_wrap, force_terminal=False if still else None)
     console.push_render_hook(_Hook())  # pyright: ignore[reportArgumentType]
     return console
 

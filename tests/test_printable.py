@@ -135,3 +135,13 @@ def test_all_consoles_are_made_in_one_place() -> None:
         if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
     ]
     assert made == ["stabilitylab/printable.py"]
+
+
+def test_a_forced_colour_moves_no_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", out := io.StringIO())
+    monkeypatch.setattr("sys.stderr", err := io.StringIO())
+    with screen(stderr=True).status("comparing"):
+        screen().print("[bold]done[/bold]")
+    assert "\x1b[1mdone" in out.getvalue(), "FORCE_COLOR asks for it"
+    assert "\x1b" not in err.getvalue()

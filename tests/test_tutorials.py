@@ -43,7 +43,9 @@ def missing(lines: list[str], printed: str) -> list[str]:
 
 
 def printed_by(cell: dict) -> str:
-    return "".join(output.get("text", "") for output in cell["outputs"] if output["output_type"] == "stream")
+    """What a cell printed, without colours, which a notebook asks for."""
+    text = "".join(output.get("text", "") for output in cell["outputs"] if output["output_type"] == "stream")
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 @pytest.mark.slow
