@@ -348,6 +348,7 @@ class Run:
         """Read the columns of a frame, and for each value column the cells without a number."""
         import pandas as pd
 
+        columns = self._chosen(table.columns, columns, table.name)  # here, so that a warning names the caller's line
         steps, rows, values, missing, absent = self._arrays(table, columns, by, choose)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
         for name in ("stack_name", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
