@@ -192,7 +192,7 @@ def _backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:
     for part in range(count):  # a larger batch takes those that would have come much later too
         batch = what.batch(row, data.micro_batch(first + part * UPDATES), data.target_vocab)
         loss = of_tokens(batch).mean() / count
-        loss.backward()
+        (loss * count if what.summed else loss).backward()
         total = total + loss.detach()
     return total
 
