@@ -99,7 +99,7 @@ def make(recipe: SecondRecipe, out: Path, edge: float, text: Path | None, update
     kept = train(recipe, edge, text, updates)
     told = facts(recipe, kept, edge)
     store({name: kept.columns[name] for name in COLUMNS}, told, path)
-    ended = labels(kept.columns, None if recipe.family == "twin" else columns_of(path_of(twin, out)))
+    ended = labels(columns_of(path), None if recipe.family == "twin" else columns_of(path_of(twin, out)))
     return line(told, ended)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from second_families import FAMILIES, families
@@ -47,16 +48,18 @@ def recipes() -> Iterator[SecondRecipe]:
         yield from (of(name, seed, "twin") for name in CALIBRATED)
 
 
-def more(told: Sequence[Mapping[str, str]]) -> Iterator[SecondRecipe]:
+def more(told: Sequence[Mapping[str, Any]]) -> Iterator[SecondRecipe]:
     """Yield the runs of a topping-up, seed by seed of :data:`RESERVE`: twins, and of each subject three runs by the
     families that failed in a third of their runs of the choosing half or more, the lacking label first.
 
-    ``told``: lines of the ledger (``family``, ``kind``, ``half``, ``outcome``). It looks at no signal, and at no label
-    of the test half but for the total count that ends it (:func:`enough`)."""
-    seen = [one for one in told if one["kind"] == "endogenous" and one["half"] == "choose"]
-    runs, failed = Counter(one["family"] for one in seen), Counter[str]()
+    ``told``: lines of the ledger (``family``, ``kind``, ``seed``, ``outcome``), of which it takes those of
+    :func:`recipes`, so that runs of the topping-up itself change nothing. It looks at no signal, and at no label of the
+    test half but for the total counts."""
+    told = [one for one in told if int(one["seed"]) in (*CHOOSE, *TEST)]
+    seen = [one for one in told if one["kind"] == "endogenous" and int(one["seed"]) in CHOOSE]
+    runs, failed, short = Counter(one["family"] for one in seen), Counter[str](), lacking(told)
     for one in seen:
-        failed[one["family"]] += one["outcome"] in lacking(told)
+        failed[one["family"]] += one["outcome"] in short
     often = sorted((own for own in runs if failed[own] >= OFTEN * runs[own]), key=lambda own: -failed[own] / runs[own])
     for seed in RESERVE if often else ():
         for place, (name, subject) in enumerate(SECOND.items()):
@@ -65,19 +68,19 @@ def more(told: Sequence[Mapping[str, str]]) -> Iterator[SecondRecipe]:
             yield from (of(name, seed, here[(place + at) % len(here)]) for at in range(len(here)))
 
 
-def lacking(told: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+def lacking(told: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the outcomes of which there are too few."""
     events, collapses = counts(told)
     short = (("event",) if events < EVENTS else ()) + (("collapse",) if collapses < COLLAPSES else ())
     return (*short, "both") if short else ()
 
 
-def enough(told: Sequence[Mapping[str, str]]) -> bool:
+def enough(told: Sequence[Mapping[str, Any]]) -> bool:
     """True if there are as many events and collapses from within as the corpus aims at."""
     return not lacking(told)
 
 
-def counts(told: Sequence[Mapping[str, str]]) -> tuple[int, int]:
+def counts(told: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Return the numbers of events and of collapses from within; a run with both counts in both."""
     found = Counter(one["outcome"] for one in told if one["kind"] == "endogenous")
     return found["event"] + found["both"], found["collapse"] + found["both"]

@@ -30,7 +30,9 @@ PROBES = (
 HELD_EVERY, CURVED_EVERY = 5, 20
 CURVED_ON = 12  # held-out sentences, the first of them
 BESIDE = ("nll", "gradient", "lr", "held_out", "where_grad_norm", "where_update")  # beside the signals
-COLUMNS = (*BESIDE, *names(), *NUMBERS)
+LATER = ("loss.rise", "loss.stall")  # signals that came after this corpus was made
+SIGNALS = tuple(name for name in names() if name not in LATER)
+COLUMNS = (*BESIDE, *SIGNALS, *NUMBERS)
 
 
 @dataclass(frozen=True)
