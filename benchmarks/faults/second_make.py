@@ -58,7 +58,9 @@ def sweep(subject: str, seed: int, text: Path | None, updates: int) -> Kept:
     return train(SecondRecipe(subject, seed, "sweep"), 1.0, text, updates, what, LIGHT)
 
 
-def edges(out: Path, text: Path | None, subjects: Iterable[str], updates: int = ROWS, say: Say = print) -> dict[str, float]:
+def edges(
+    out: Path, text: Path | None, subjects: Iterable[str], updates: int = ROWS, say: Say = print
+) -> dict[str, float]:
     """Return the edge of each subject, the geometric mean of two sweeps; sweeps that are not there are made."""
     found = {}
     for subject in subjects:

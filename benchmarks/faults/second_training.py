@@ -211,7 +211,12 @@ def columns(run: Run, worth: dict[int, float] | None = None) -> dict[str, np.nda
     signals.open([run.table(name) for name in run.tables])
     for _, metrics, tables in rows_of(run):
         row = {name: own.value for name, own in signals.read(metrics, tables).items()}
-        for column, metric in (("nll", "nll"), ("gradient", "grad_norm_total"), ("lr", "lr"), ("held_out", "held_out_nll")):
+        for column, metric in (
+            ("nll", "nll"),
+            ("gradient", "grad_norm_total"),
+            ("lr", "lr"),
+            ("held_out", "held_out_nll"),
+        ):
             value = metrics.get(metric)
             row[column] = math.nan if value is None else float(value)
         told.append(row)
@@ -256,7 +261,12 @@ def judged(run: Run) -> dict[str, Any]:
     severity and strength."""
     found = diagnose(run).as_dict()
     events: list[list[Any]] = [
-        [own["kind"], own["step"], own["severity"], None if own["strength"] is None else float(f"{own['strength']:.4g}")]
+        [
+            own["kind"],
+            own["step"],
+            own["severity"],
+            None if own["strength"] is None else float(f"{own['strength']:.4g}"),
+        ]
         for own in found["events"][:MOST_EVENTS]
     ]
     return {**{name: found[name] for name in ("verdict", "first", "cause", "chain")}, "events": events}
