@@ -10,12 +10,13 @@ All are made of the kept columns of the run and of its twin, by numbers alone, s
   left, or a number that is not finite behind it, is decided there: not finite makes it stay, the end leaves it open.
   A spike is a stretch of rows whose own losses are more than max(1 nat, 7 s) above the lowest level so far; a stretch
   of one or two rows is a blip, which is no event. Stretches with fewer than three lower rows between them are one. A
-  spike that goes over into a rise is one event with it, a rise.
-- **Full-blown**: the first row from the beginning on at which the loss is at half of the event's height over the lowest
-  level, or 1 nat, whichever is less, and the row itself if it is not finite. Leads are counted to this row.
+  spike in a rise, or one that goes over into it, is one event with it, a rise.
+- **Full-blown**: the first row of a rise at which its level is at half of its height over the lowest level, or 1 nat,
+  whichever is less; the first row of a spike; the row that is not finite. Leads are counted to this row.
 - **Collapse**: a state that holds at every evaluation up to the last, in at least five of them (50 rows), and that the
-  twin does not have at its last evaluation. ``attention``: the entropy of at least a quarter of the attention modules
-  is below .05 of its ceiling. ``rank``: the mean cosine of a token with the others of its sentence is above .99 in the
+  twin does not have at its last evaluation. ``attention``: the entropy of at least half of the attention modules is
+  below .05 of its ceiling, and the held-out loss is at least .1 nats above the twin's at the last evaluation (heads
+  that look at one token are usual, and no harm by themselves). ``rank``: the mean cosine of a token with the others of its sentence is above .99 in the
   last layer of a stack. ``dead``: at least a quarter of the sub-layers of a stack have a gradient below 1e-6 of the
   stack's median, or at least a quarter of the ReLU blocks have less than one active entry in a thousand. ``source``:
   another sentence's source costs less than .1 nats a token, and the twin's costs .1 or more.
@@ -41,8 +42,9 @@ STAYS = 50  # rows in which a rise that is none comes back
 FULL_NATS = 1.0  # nats over the lowest level at which an event is full-blown at the latest
 LASTS = 5  # evaluations up to the last in which a state holds
 BEHIND_NATS = 0.25  # nats a token above the twin's held-out loss
+COST_NATS = 0.1  # nats a token above the twin's held-out loss, which a collapse of attention costs
 SOURCE_NATS = 0.1  # nats a token that the source of a decoder that reads it is worth
-STATES = {"attention": ("attention_spent", 0.25), "rank": ("tokens_alike", 0.99), "dead": ("dead", 0.25)}
+STATES = {"attention": ("attention_spent", 0.5), "rank": ("tokens_alike", 0.99), "dead": ("dead", 0.25)}
 Columns = Mapping[str, np.ndarray]
 
 
@@ -161,8 +163,9 @@ def _joined(rise: Happened | None, spike: Happened | None) -> list[Happened]:
     if rise is None or spike is None:
         return [one for one in (rise, spike) if one is not None]
     end = spike.began + (spike.length if spike.length is not None else rise.began)
-    if spike.began <= rise.began <= end + LEVEL_ROWS:
-        return [Happened("rise", spike.began, min(rise.full, spike.full), rise.height)]
+    if rise.began <= end + LEVEL_ROWS:
+        began, full = min(rise.began, spike.began), min(rise.full, spike.full)
+        return [Happened("rise", began, full, max(rise.height, spike.height))]
     return [rise, spike]
 
 
@@ -179,6 +182,8 @@ def collapsed(own: Columns, twin: Columns) -> tuple[str, int] | None:
     """Return the kind and the first row of the collapse that began first; None without one."""
     found = []
     for kind, (column, bound) in STATES.items():
+        if kind == "attention" and not _last(_more(own, twin)) >= COST_NATS:
+            continue
         columns = (column, "silent") if kind == "dead" else (column,)
         above = [name for name in columns if not _last(twin[name]) >= bound]
         rows = [row for name in above if (row := _lasting(own[name], own[name] >= bound)) is not None]
@@ -192,9 +197,14 @@ def collapsed(own: Columns, twin: Columns) -> tuple[str, int] | None:
 
 def behind(own: Columns, twin: Columns) -> int | None:
     """Return the row from which the held-out loss is behind the twin's to the end; None if it is not."""
-    rows = min(len(own["held_out"]), len(twin["held_out"]))
-    more = own["held_out"][:rows] - twin["held_out"][:rows]
+    more = _more(own, twin)
     return _lasting(more, more >= BEHIND_NATS)
+
+
+def _more(own: Columns, twin: Columns) -> np.ndarray:
+    """Return by how much the held-out loss is above the twin's, in the rows that both have."""
+    rows = min(len(own["held_out"]), len(twin["held_out"]))
+    return own["held_out"][:rows] - twin["held_out"][:rows]
 
 
 def _lasting(values: np.ndarray, holds: np.ndarray) -> int | None:

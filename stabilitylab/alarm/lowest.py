@@ -13,8 +13,8 @@ class Lowest:
     """The lowest of the fast means f of x, place by place; f weighs the last 5 rows or so (weight .2 of a new row).
 
     ``rise`` = f - min f over all rows from the 20th on, up to and with this one. ``stall`` = the share of the rows so
-    far that came after the row of that minimum, between 0 and 1. Both are without a scale if x is a logarithm. NaN where
-    there is no finite number, or fewer than 20 rows before.
+    far that came after the row of that minimum, between 0 and 1. Both are without a scale if x is a logarithm. NaN
+    where there is no finite number, or fewer than 20 rows before.
     """
 
     def __init__(self, places: int) -> None:

@@ -38,7 +38,8 @@ class Signal:
     - ``take``: a function of the numbers, (places,), and their places, to those that count, with their places.
     - ``kinds``: "z" (largest deviation from the past of its place), "drift" (largest mean of the last rows less that
       past), "all" (mean drift over places), "rise" (largest mean of the last rows over the lowest such mean so far),
-      "stall" (largest share of the rows since that lowest mean), "level" (the largest number itself, if it is decisive).
+      "stall" (largest share of the rows since that lowest mean), "level" (the largest number itself, if it is
+      decisive).
     - ``scale``: a function that makes differences scale-free, before all kinds but level.
     - ``smallest``: True if the smallest level counts, and not the largest.
     - ``title``: the quantity in words, the docstring of ``take``.

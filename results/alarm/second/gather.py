@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-HERE = Path(__file__).parent
-sys.path[1:1] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks" / "faults")]
+sys.path.insert(1, str(Path(__file__).parents[3] / "benchmarks" / "faults"))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import keep
 from make import facts_of
-from second_corpus import features_of, lines, refuse_unfrozen
+from second_corpus import HERE, features_of, lines, refuse_unfrozen
 from second_labels import Labels, labels
 from second_training import MEASURED
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
-if str(HERE.parent) not in sys.path:
-    sys.path[1:1] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks" / "faults")]
+sys.path.insert(1, str(Path(__file__).parents[3] / "benchmarks" / "faults"))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from corpus import LATE, CorpusRun, features
 from second_labels import Labels, labels
 
+HERE = Path(__file__).parent
 FROZEN = "frozen.json"
 ACCUSED = ("warning", "failure")  # verdicts of diagnose
 
@@ -67,9 +67,9 @@ def features_of(half: str, seed: int, subject: str) -> str:
 
 
 def read(halves: Sequence[str], folder: Path = HERE) -> list[SecondRun]:
-    """Return the runs of these halves, in the order of runs.csv; of a subject and seed whose twin is not healthy the twin
-    alone, since its other runs have nothing to be compared with. Raises SystemExit for another half than "choose" as
-    long as frozen.json is not committed."""
+    """Return the runs of these halves, in the order of runs.csv; of a subject and seed whose twin is not healthy the
+    twin alone, since its other runs have nothing to be compared with. Raises SystemExit for another half than "choose"
+    as long as frozen.json is not committed."""
     if {*halves} - {"choose"}:
         refuse_unfrozen(folder)
     own = [line for line in lines(folder) if line["half"] in halves]

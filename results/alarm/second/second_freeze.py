@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[1:1] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks" / "faults")]
+sys.path.insert(1, str(Path(__file__).parents[3] / "benchmarks" / "faults"))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from combine import Fit, fit
-from second_corpus import FROZEN, SecondRun, features_of, read
+from second_corpus import FROZEN, HERE, SecondRun, features_of, read
 from second_rules import COMBINATION, admitted, choose_penalty, cross_fitted, known, largest, thresholds, well
 
 

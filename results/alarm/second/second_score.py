@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
-sys.path[1:1] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks" / "faults")]
+sys.path.insert(1, str(Path(__file__).parents[3] / "benchmarks" / "faults"))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from combine import Fit
 from corpus import HORIZON
 from events import PER, Median, Ratio, Statistic, alarms, value
 from rivals import Rival
-from score import write
 from scipy.stats import binom, binomtest
-from second_corpus import SecondRun, lines, read
+from score import write
+from second_corpus import HERE, SecondRun, lines, read
 from second_families import FAMILIES
 from second_freeze import load
 from second_recipes import COLLAPSES, EVENTS
@@ -237,8 +237,12 @@ def holds(lines_of: Sequence[Line], k: int) -> tuple[int, int, float]:
 
 
 def is_named(run: SecondRun) -> bool:
-    """True if what came first in the diagnosis names what was done."""
-    return bool(NAMES[run.family] & {*run.diagnosis["first"]})
+    """True if what came first in the diagnosis names what was done. Of a run that did not fail and is not accused a
+    note is enough: a change that did no harm is not what broke it."""
+    first = {*run.diagnosis["first"]}
+    if not run.is_failure and not run.is_accused:
+        first |= {kind for kind, *_ in run.diagnosis["events"]}
+    return bool(NAMES[run.family] & first)
 
 
 def is_unknown(run: SecondRun) -> bool:
@@ -298,14 +302,12 @@ def verdict(runs: Sequence[SecondRun], tables: Mapping[str, Sequence[Line]], gai
         yield _goal(f"calibration, k = {k}", f"{alarmed} of {count}, p {p:.2g}", count >= SETS and p >= 0.05)
     told = {line["measure"]: line for line in tables["findings"]}
     accused = told["healthy runs accused by diagnose or the alarm"]
-    by_arch = [
-        float(own["share"])
-        for name, own in told.items()
-        if name.startswith("healthy runs accused by diagnose or the alarm: ")
-    ]
+    every = "healthy runs accused by diagnose or the alarm: "
+    by_arch = [float(own["share"]) for name, own in told.items() if name.startswith(every)]
     right = float(accused["share"]) <= ACCUSED_GOAL and float(accused["share_high"]) < ACCUSED_LIMIT
     enough = int(accused["share_of"]) >= HEALTHY_GOAL and max(by_arch) <= ACCUSED_ARCH
-    measured = f"{accused['share']} [{accused['share_low']}, {accused['share_high']}] of {accused['share_of']}, most {max(by_arch):.3g}"
+    ends = f"[{accused['share_low']}, {accused['share_high']}] of {accused['share_of']}"
+    measured = f"{accused['share']} {ends}, of one architecture at most {max(by_arch):.3g}"
     yield _goal("healthy runs accused", measured, right and enough)
     for goal, measure, least in (
         ("failures said to be ill", "failures said to be ill by diagnose or the alarm", ILL_GOAL),
