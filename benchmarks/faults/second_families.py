@@ -66,9 +66,9 @@ Register = Callable[[Change], Change]
 
 @dataclass(frozen=True)
 class SecondFamily:
-    """``knob``: what strength means; ``ends``: its mildest and its severest value; ``climbs``: the learning rate is what
-    grows; ``known``: how its cause can be known: "ledger", "tables" or "" (it cannot); ``only``: the architectures that
-    have it, () for all."""
+    """``knob``: what strength means; ``ends``: its mildest and its severest value; ``climbs``: the learning rate is
+    what grows; ``known``: how its cause can be known: "ledger", "tables" or "" (it cannot); ``only``: the architectures
+    that have it, () for all."""
 
     name: str
     kind: Kind
@@ -190,7 +190,7 @@ def growing_scale(plan: SecondPlan, edge: float, strength: float, seed: int) -> 
 RELU = ("postln", "preln", "deepnorm", "branchnorm", "admin", "subln", "sandwich", "hybridnorm")
 
 
-@_family("endogenous", "what is taken from a bias in an update", (0.003, 0.1), only=RELU)
+@_family("endogenous", "what is taken from a bias in an update", (0.02, 0.3), only=RELU)
 def dead_units(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """The biases in front of the ReLUs sink from row 40 on, until no unit is active."""
     plan.rate = constant(FINE * edge)

@@ -16,10 +16,11 @@ All are made of the kept columns of the run and of its twin, by numbers alone, s
 - **Collapse**: a state that holds at every evaluation up to the last, in at least five of them (50 rows), and that the
   twin does not have at its last evaluation. ``attention``: the entropy of at least half of the attention modules is
   below .05 of its ceiling, and the held-out loss is at least .1 nats above the twin's at the last evaluation (heads
-  that look at one token are usual, and no harm by themselves). ``rank``: the mean cosine of a token with the others of its sentence is above .99 in the
-  last layer of a stack. ``dead``: at least a quarter of the sub-layers of a stack have a gradient below 1e-6 of the
-  stack's median, or at least a quarter of the ReLU blocks have less than one active entry in a thousand. ``source``:
-  another sentence's source costs less than .1 nats a token, and the twin's costs .1 or more.
+  that look at one token are usual, and no harm by themselves). ``rank``: the mean cosine of a token with the others of
+  its sentence is at least .99 in the last layer of a stack. ``dead``: at least a quarter of the sub-layers of a stack
+  have a gradient of at most 1e-6 of the stack's median, or at least a quarter of the ReLU blocks have less than one
+  active entry in a thousand. ``source``: another sentence's source costs less than .1 nats a token, and the twin's
+  costs .1 or more.
 - **Too fast to learn well**: the held-out loss is at least .25 nats above the twin's at every evaluation up to the
   last, in at least five of them, without an event and without a collapse. Docs and code do not call it a failure.
 """

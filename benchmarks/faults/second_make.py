@@ -170,8 +170,10 @@ def todo(out: Path, subjects: Iterable[str], topped: bool) -> Iterator[SecondRec
 
 
 def _add(path: Path, told: dict[str, Any]) -> None:
+    """Add a line; one that was cut short before stays a line of its own."""
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(("\n" if torn else "") + json.dumps(told) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -46,8 +46,9 @@ def fit(runs: Sequence[CorpusRun], penalty: float, signals: tuple[str, ...] = CO
     """Logistic regression of "fails within 200 rows" on ``signals``, L2 ``penalty`` on standardised signals; each run
     weighs the same, and failing rows as much as healthy ones. Weights are not negative unless they are ``signed``."""
     x, y, weight = _rows(runs, signals)
-    centre, scale = np.nanmean(x, axis=0), np.maximum(np.nanstd(x, axis=0), 1e-6)
-    centre = np.where(np.isfinite(centre), centre, 0.0)
+    known = ~np.isnan(x).all(axis=0)  # a signal that no run has is 0 everywhere
+    centre, scale, some = np.zeros(len(signals)), np.ones(len(signals)), x if known.all() else x[:, known]
+    centre[known], scale[known] = np.nanmean(some, axis=0), np.maximum(np.nanstd(some, axis=0), 1e-6)
     z = np.where(np.isnan(x), 0.0, (x - centre) / scale)
     weight = np.where(y, weight / max(weight[y].sum(), 1e-12), weight / max(weight[~y].sum(), 1e-12)) / 2
 

@@ -1,0 +1,240 @@
+"""Scoring the second corpus: made-up runs whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROWS = 300
+ARCHS = ("postln", "preln", "gpt2", "llama")
+
+
+@pytest.fixture
+def run_of(scripts: Any) -> Any:
+    """``run_of("event", at=200, signal={190: 5.0})``: a run of the second corpus with a label, and a signal that is 0
+    but for some rows and random noise."""
+    corpus, labels, alarm = scripts("second_corpus"), scripts("second_labels"), scripts("second_training")
+
+    def made(label: str = "healthy", at: int = 200, signal: Any = None, **facts: Any) -> Any:
+        number = facts.pop("number", 0)
+        random = np.random.default_rng([number, len(label)])
+        columns = {name: np.full(ROWS, np.nan) for name in alarm.COLUMNS}
+        columns["nll"], columns["gradient"] = np.full(ROWS, 4.0), np.ones(ROWS)
+        columns["lr"] = np.full(ROWS, facts.pop("rate", 0.01))
+        columns["grad_norm.drift"] = random.normal(0, 0.03, ROWS)
+        columns["loss.drift"] = random.normal(0, 0.03, ROWS)
+        for row, value in (signal or {}).items():
+            columns["grad_norm.drift"][row:] = value
+        event = labels.Happened("rise", at, at, 2.0) if label in ("event", "both") else None
+        collapse = ("rank", at) if label in ("collapse", "both") else None
+        told = labels.Labels(event, collapse, at if label == "slow" else None, (), at if label == "open" else None)
+        verdict = facts.pop("verdict", "healthy")
+        diagnosis = {"verdict": verdict, "first": [], "cause": [], "chain": [], "events": []}
+        diagnosis |= {name: facts.pop(name) for name in ("first", "cause", "events") if name in facts}
+        usual = {"subject": "postln-d4", "family": "climb", "kind": "endogenous", "seed": 9, "half": "test"}
+        usual |= {"fault": None, "edge": 0.04} | facts
+        name = f"{usual['subject']}-{label}-{number}"
+        failed = None if event is None else event.full
+        return corpus.SecondRun(
+            name, usual["subject"], usual["family"], usual["kind"], usual["seed"], ROWS, usual["fault"], failed, (),
+            False, columns, labels=told, edge=usual["edge"], half=usual["half"], diagnosis=diagnosis,
+        )  # fmt: skip
+
+    return made
+
+
+def test_labels_are_never_mixed(run_of: Any) -> None:
+    words = {label: run_of(label).outcome for label in ("healthy", "event", "collapse", "both", "slow", "open")}
+    assert words == {
+        **{name: name for name in ("healthy", "collapse", "slow", "open")},
+        **dict.fromkeys(("event", "both"), "failure"),
+    }
+    assert run_of("event", at=50).outcome == "early"
+    assert (run_of("event", fault=120).outcome, run_of("event", fault=210).outcome) == ("fault", "early")
+    assert [run_of(label).is_failure for label in ("event", "collapse", "both", "slow", "open", "healthy")] == [
+        *(True, True, True, False, False, False)
+    ]
+    assert run_of("slow").healthy.sum() == run_of("open").healthy.sum() == 0
+    assert run_of().healthy.sum() == ROWS - 20
+
+
+def test_a_threshold_by_run_lets_so_many_runs_through(scripts: Any) -> None:
+    rules = scripts("second_rules")
+    maxima = [float(value) for value in np.random.default_rng(0).permutation(100)]
+    for alpha in (0.03, 0.2, 0.0):
+        limit = rules.by_run(maxima, alpha)
+        assert sum(value > limit for value in maxima) == round(100 * alpha)
+        assert sum(value > limit - 1 for value in maxima) == round(100 * alpha) + 1  # no lower one would do
+    accused = [value in (99.0, 3.0) for value in maxima]  # one of them has the largest score anyway
+    limit = rules.by_run(maxima, 0.03, accused)
+    assert sum(value > limit or own for value, own in zip(maxima, accused, strict=True)) == 3
+    assert limit == 97.0
+    assert rules.by_run(maxima, 0.03, [value < 4 for value in maxima]) == np.inf  # four are accused already
+    assert rules.by_run([], 0.2) == np.inf
+
+
+def test_an_alarm_that_lasts_is_one_when_latched(scripts: Any) -> None:
+    rules, score = scripts("second_rules"), np.zeros(ROWS)
+    score[30:150] = 1.0
+    score[[190, 260]] = 1.0  # forty rows after the end, and seventy
+    assert rules.latched(score, 0.5) == [30, 260]
+    assert scripts("events").alarms(score, 0.5) == [30, 80, 130, 190, 260]
+
+
+def test_a_lead_is_counted_to_where_the_event_is_full_blown(scripts: Any, run_of: Any) -> None:
+    rules, score = scripts("second_rules"), np.zeros(ROWS)
+    run = run_of("event", at=250)
+    for row, lead in ((249, 1), (50, 200), (49, None), (250, None)):
+        score[:] = 0.0
+        score[row] = 1.0
+        assert rules.announced(run, score, 0.5) == lead
+    assert rules.announced(run_of(), score, 0.5) is None
+
+
+def test_levels_are_not_admitted(scripts: Any) -> None:
+    admitted = scripts("second_rules").admitted()
+    assert not [name for name in admitted if name.endswith(".level")]
+    assert {"loss.z", "loss.drift", "loss.rise", "loss.stall", "grad_norm.drift", "rms_t.drift"} <= {*admitted}
+
+
+def corpus_of(run_of: Any, half: str = "choose") -> list[Any]:
+    """Of four architectures twenty healthy runs each, and ten with an event that a drift announces thirty rows before
+    or, in one of five, does not; the rate is the same in all."""
+    made = []
+    for place, arch in enumerate(ARCHS):
+        common = {"subject": f"{arch}-d4", "half": half}
+        made += [run_of(number=100 * place + own, **common) for own in range(20)]
+        for own in range(10):
+            signal = {} if own % 5 == 0 else {170: 0.5 + 0.1 * own}
+            made.append(run_of("event", signal=signal, number=100 * place + 20 + own, **common))
+    return made
+
+
+@pytest.mark.slow
+def test_what_is_frozen_finds_the_signal_and_not_the_rate(scripts: Any, run_of: Any) -> None:
+    """The combination is fitted, its thresholds let 3 and 20 % of healthy runs through, and on new runs it announces
+    the events that have a sign; the rate announces none, and has .5 of the pairs."""
+    freeze, score, rules = scripts("second_freeze"), scripts("second_score"), scripts("second_rules")
+    made = freeze.frozen(corpus_of(run_of))
+    assert (made["healthy"], made["events"], made["accused"]) == (80, 40, 0)
+    assert {*made["left_out"]} == {*ARCHS}
+    weights = made["fit"]["weights"]
+    assert max(weights, key=lambda name: abs(weights[name])) == "grad_norm.drift"
+    own = scripts("combine").Fit(**json.loads(json.dumps(made["fit"])))
+    test = corpus_of(run_of, "test")
+    few = {name: made["thresholds"][name] for name in ("combination", "rate over edge")}
+    assert {*made["thresholds"]} == {*rules.known(own)}
+    lines = {
+        (name, at): look.line()
+        for name, at, look in score.looks(test, made | {"thresholds": few}, own)
+        if name in ("combination", "rate over edge")
+    }
+    ours = lines["combination", rules.UNION]
+    assert float(ours["announced"]) == pytest.approx(0.8)
+    assert float(ours["announced_20"]) == pytest.approx(0.8)
+    assert float(ours["lead"]) == 30
+    assert float(ours["healthy_accused"]) <= 0.03
+    assert float(lines["combination", "0.2"]["healthy_accused"]) == pytest.approx(0.2, abs=0.06)
+    assert float(lines["rate over edge", rules.UNION]["announced"]) == 0
+    told = {line["rule"]: line for line in score.pairs(test, rules.known(own))}
+    assert int(told["combination"]["first_of"]) == 4 * 10 * 20
+    assert float(told["rate"]["first"]) == float(told["rate over edge"]["first"]) == 0.5
+    assert float(told["combination"]["first"]) > 0.75
+    left = list(score.archs(test, made))
+    assert {line["left_out"] for line in left} == {*ARCHS}
+    assert all(float(line["announced"]) == pytest.approx(0.8) for line in left if line["threshold"] == "0.03")
+    with pytest.raises(SystemExit, match="nothing to fit"):
+        freeze.frozen([run_of()])
+
+
+def test_a_pair_has_one_schedule_up_to_the_event(scripts: Any, run_of: Any) -> None:
+    score, rules = scripts("second_score"), scripts("second_rules")
+    event, known = run_of("event", at=200), {"rate": rules.known(scripts("combine").Fit({}, {}, 1.0))["rate"]}
+    later, sooner = run_of(number=1), run_of(number=2)
+    later.columns["lr"][200:] = 1.0
+    sooner.columns["lr"][199:] = 1.0
+    near, far = run_of(number=3, rate=0.0109), run_of(number=4, rate=0.0111)
+    other = run_of(number=5, subject="preln-d4")
+    for run, count in ((later, 1), (sooner, 0), (near, 1), (far, 0), (other, 0)):
+        [line] = score.pairs([event, run], known)
+        assert int(line["first_of"]) == count, run.name
+
+
+def test_sets_of_the_calibration_are_disjoint_and_the_bound_is_a_binomial(scripts: Any, run_of: Any) -> None:
+    score = scripts("second_score")
+    fit = scripts("combine").Fit({"grad_norm.drift": 1.0}, {"grad_norm.drift": 0.0}, 1.0)
+    runs = [
+        run_of(
+            subject=f"{arch}-d4",
+            seed=1000 + seed,
+            half="calibrate",
+            family="twin",
+            kind="healthy",
+            number=seed + 60 * at,
+        )
+        for at, arch in enumerate(ARCHS)
+        for seed in range(50)
+    ]
+    lines = list(score.sets(runs, fit))
+    assert [sum(line["k"] == k for line in lines) for k in (4, 9)] == [40, 20]
+    assert len({line["new"] for line in lines if line["k"] == 4}) == 40
+    alarms, count, p = score.holds(lines, 4)
+    assert count == 40
+    assert p > 0.05  # exchangeable runs: the bound holds
+    every = [{"k": "4", "alarm": 1}] * 40
+    assert score.holds(every, 4)[2] == pytest.approx(0.2**40)
+    assert alarms < 20
+
+
+def test_findings_and_goals(scripts: Any, run_of: Any) -> None:
+    score = scripts("second_score")
+    runs = [run_of(number=own, verdict="warning" if own < 3 else "healthy") for own in range(60)]
+    runs += [run_of("slow", number=70, verdict="warning"), run_of("open", number=71, verdict="warning")]
+    runs += [run_of("collapse", number=own, verdict="failure" if own % 10 else "healthy") for own in range(100, 120)]
+    fault = {"kind": "exogenous", "fault": 120, "family": "state_zeroed"}
+    runs += [
+        run_of("event", number=200, **fault, verdict="warning", first=["optimizer_state"]),
+        run_of("event", number=201, **fault, verdict="warning", first=["loss_spike"]),  # a sign, and no cause
+        run_of(
+            "event", number=202, **fault, events=[["optimizer_state", 120, "note", None]]
+        ),  # it failed: a note is not enough
+        run_of(number=203, **fault, events=[["optimizer_state", 120, "note", None]]),  # it did no harm
+        run_of("event", number=204, **{**fault, "family": "labels_shuffled"}, verdict="warning", cause="unknown"),
+        run_of("event", number=205, **{**fault, "family": "labels_shuffled"}, verdict="warning", cause=["lr_jump"]),
+    ]
+    told = {line["measure"]: line for line in score.findings(runs, None)}
+    assert float(told["healthy runs accused by diagnose"]["share"]) == pytest.approx(3 / 60)
+    assert float(told["failures said to be ill by diagnose"]["share"]) == pytest.approx((18 + 4) / (20 + 5), rel=1e-3)
+    assert float(told["right cause first, of what can be known"]["share"]) == pytest.approx(2 / 4)
+    unknown = told["no wrong cause, of what cannot be known"]
+    assert (
+        int(unknown["share_of"]) == 22
+    )  # the collapses by climb, of which no cause can be known, and the shuffled labels
+    assert score.within(runs) == (0, 20, 1)
+
+
+def test_an_interval_over_subjects_is_wider_than_over_runs(scripts: Any, run_of: Any) -> None:
+    """Half of the subjects have every alarm: over runs the interval would be .4 to .6."""
+    score = scripts("second_score")
+    runs = [run_of(number=own, subject=f"{'ab'[own % 2]}{own % 10}-d4") for own in range(100)]
+    found = score.share(runs, lambda run: run.subject.startswith("a"))
+    assert (found.value, found.of) == (0.5, 100)
+    assert found.low <= 0.2
+    assert found.high >= 0.8
+    none = score.share(runs, lambda run: False)
+    assert (none.value, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(1 - 0.025 ** (1 / 10))  # Clopper and Pearson, ten subjects
+    assert np.isnan(score.share([], lambda run: True).value)
+
+
+def test_the_protocol_says_what_the_code_has(scripts: Any) -> None:
+    page = " ".join((Path(__file__).resolve().parents[2] / "results/alarm/second/README.md").read_text().split())
+    families, recipes = scripts("second_families"), scripts("second_recipes")
+    assert all(name in page for name in families.FAMILIES)
+    made = list(recipes.recipes())
+    assert f"{len(made):,} runs, {len(made) * families.ROWS:,} updates" in page
+    assert not [word for word in ("PLANNED", "COST") if word in page]
