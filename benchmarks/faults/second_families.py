@@ -161,13 +161,13 @@ def attention_scale(plan: SecondPlan, edge: float, strength: float, seed: int) -
     plan.part, plan.first, plan.rate = "query_key", strength, constant(FINE * edge)
 
 
-@_family("endogenous", "factor of the updates of the embedding", (10.0, 300.0))
+@_family("endogenous", "factor of the updates of the embedding", (30.0, 3000.0))
 def embedding_growth(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """Updates of the embedding grow, at a constant rate."""
     plan.part, plan.faster, plan.rate = "embedding", growing(strength), constant(FINE * edge)
 
 
-@_family("endogenous", "factor of the updates of norms", (10.0, 300.0))
+@_family("endogenous", "factor of the updates of norms", (30.0, 1000.0))
 def norm_growth(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """Updates of the norms' gains and biases grow, at a constant rate."""
     plan.part, plan.faster, plan.rate = "norms", growing(strength), constant(FINE * edge)
@@ -180,7 +180,7 @@ def heavy_decay(plan: SecondPlan, edge: float, strength: float, seed: int) -> No
     plan.shrinks = lambda row: 1e-4 * factor(row)
 
 
-@_family("endogenous", "rows in which the loss scale doubles", (4.0, 16.0), known="tables")
+@_family("endogenous", "rows in which the loss scale doubles", (8.0, 40.0), known="tables")
 def growing_scale(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """The loss scale of float16 gradients (emulated) doubles again and again, and nothing makes it back off."""
     plan.half, plan.rate = "fp16", constant(FINE * edge)

@@ -140,6 +140,10 @@ def test_what_is_frozen_finds_the_signal_and_not_the_rate(scripts: Any, run_of: 
     assert float(ours["healthy_accused"]) <= 0.03
     assert float(lines["combination", "0.2"]["healthy_accused"]) == pytest.approx(0.2, abs=0.06)
     assert float(lines["rate over edge", rules.UNION]["announced"]) == 0
+    looked = {key: score.Look(test, rules.known(own)[key[0]], few[key[0]][key[1]]) for key in lines}
+    families = {(line["rule"], line["threshold"]): line for line in score.by_family(looked)}
+    assert {*families} == {(name, at) for name in few for at in (rules.UNION, "0.2")}
+    assert float(families["combination", rules.UNION]["announced"]) == pytest.approx(0.8)
     told = {line["rule"]: line for line in score.pairs(test, rules.known(own))}
     assert int(told["combination"]["first_of"]) == 4 * 10 * 20
     assert float(told["rate"]["first"]) == float(told["rate over edge"]["first"]) == 0.5
@@ -199,9 +203,8 @@ def test_findings_and_goals(scripts: Any, run_of: Any) -> None:
     runs += [
         run_of("event", number=200, **fault, verdict="warning", first=["optimizer_state"]),
         run_of("event", number=201, **fault, verdict="warning", first=["loss_spike"]),  # a sign, and no cause
-        run_of(
-            "event", number=202, **fault, events=[["optimizer_state", 120, "note", None]]
-        ),  # it failed: a note is not enough
+        # it failed, so that a note is not enough
+        run_of("event", number=202, **fault, events=[["optimizer_state", 120, "note", None]]),
         run_of(number=203, **fault, events=[["optimizer_state", 120, "note", None]]),  # it did no harm
         run_of("event", number=204, **{**fault, "family": "labels_shuffled"}, verdict="warning", cause="unknown"),
         run_of("event", number=205, **{**fault, "family": "labels_shuffled"}, verdict="warning", cause=["lr_jump"]),

@@ -3,9 +3,10 @@
 
     python results/alarm/second/second_score.py
 
-``made.csv``: the runs by label; ``alarms.csv``: each rule; ``pairs.csv``: pairs with one schedule; ``archs.csv``: each
-architecture by what was fitted without it; ``sets.csv``: the calibration; ``findings.csv``: diagnose; ``verdict.csv``:
-each goal, reached or missed. It ends with a sentence as long as frozen.json is not committed.
+``made.csv``: the runs by label; ``alarms.csv``: each rule; ``families.csv``: by what was done; ``pairs.csv``: pairs with
+one schedule; ``archs.csv``: each architecture by what was fitted without it; ``sets.csv``: the calibration;
+``findings.csv``: diagnose; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as frozen.json
+is not committed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from second_corpus import HERE, SecondRun, lines, read
 from second_families import FAMILIES
 from second_freeze import load
 from second_recipes import COLLAPSES, EVENTS
-from second_rules import ALPHAS, COMBINATION, UNION, announced, known, largest, latched, scores, well
+from second_rules import ALPHAS, COMBINATION, CONTROLS, UNION, announced, known, largest, latched, scores, well
 
 LEAD = 20  # rows before an event is full-blown
 LOUD = f"{ALPHAS[1]:g}"
@@ -204,6 +205,18 @@ def _one_schedule(run: SecondRun, other: SecondRun) -> bool:
     return bool((np.abs(np.log(one / two)) < np.log1p(ALIKE_RATE)).all())
 
 
+def by_family(looked: Mapping[tuple[str, str], Look]) -> Iterator[Line]:
+    """Yield for each family the share of its events that the combination and the controls announce."""
+    for (name, at), look in looked.items():
+        if name not in (COMBINATION, *CONTROLS) or at not in (UNION, LOUD):
+            continue
+        for family in sorted({run.family for run in look.events}):
+            own = [run for run in look.events if run.family == family]
+            hits = np.array([look.leads[run.name] is not None for run in own], dtype=float)
+            told = clustered(Ratio(hits, np.ones(len(own))), [run.subject for run in own], len(own))
+            yield {"rule": name, "threshold": at, "family": family, **told.line("announced")}
+
+
 def archs(runs: Sequence[SecondRun], frozen: Mapping[str, Any]) -> Iterator[Line]:
     """Yield for each architecture what the combination does that was fitted, and whose thresholds were set, without
     it."""
@@ -338,6 +351,7 @@ def tables(folder: Path = HERE) -> None:
         folder / "alarms.csv",
         [{"rule": name, "threshold": at, **look.line()} for (name, at), look in found.items()],
     )
+    write(folder / "families.csv", by_family(found))
     write(folder / "pairs.csv", pairs(test, known(own)))
     write(folder / "archs.csv", archs(test, frozen))
     told["sets"] = write(folder / "sets.csv", sets(runs, own))
