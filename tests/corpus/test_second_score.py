@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,102 @@ def test_the_protocol_says_what_the_code_has(scripts: Any) -> None:
     made = list(recipes.recipes())
     assert f"{len(made):,} runs, {len(made) * families.ROWS:,} updates" in page
     assert not [word for word in ("PLANNED", "COST") if word in page]
+
+
+FEW_SEEDS = {"choose": (8, 10), "test": (9, 11)}
+
+
+def written(scripts: Any, folder: Path) -> None:
+    """Write made-up runs as the maker leaves them: of two subjects and each seed a twin, a healthy run, an event with a
+    sign before it, a collapse, and an optimizer state that was set to zero; and ten runs of one recipe."""
+    make, recipes = scripts("second_make"), scripts("second_recipes")
+    training = scripts("second_training")
+    folder.mkdir()
+
+    def one(subject: str, seed: int, family: str, **facts: Any) -> None:
+        random = np.random.default_rng([seed, len(family), len(subject)])
+        columns = {name: random.normal(0, 0.03, ROWS) for name in training.COLUMNS}
+        columns["nll"] = np.interp(np.arange(ROWS), [0, 100], [6.0, 4.0]) + random.normal(0, 0.05, ROWS)
+        columns |= {"gradient": np.ones(ROWS), "lr": np.full(ROWS, 0.01)}
+        states = {"held_out": 4.0, "tokens_alike": 0.5, "attention_spent": 0.0, "dead": 0.0, "silent": 0.0}
+        for name in ("source_worth", *states):
+            columns[name] = np.full(ROWS, np.nan)
+        for name, value in states.items():
+            columns[name][::10] = value
+        if family == "climb":
+            columns["nll"][200:] += 2.0
+            columns["grad_norm.drift"][160:] += 1.0
+        if family == "attention_scale":
+            columns["tokens_alike"][150::10] = 1.0
+        first = facts.get("first", [])
+        diagnosis = {
+            "verdict": facts.get("verdict", "healthy"),
+            "first": first,
+            "cause": first,
+            "chain": [],
+            "events": [],
+        }
+        kept = training.Kept(columns, facts.get("at"), diagnosis, 1.0)
+        recipe = recipes.of(subject, seed, family)
+        path = make.path_of(recipe, folder)
+        scripts("make").store(columns, make.facts(recipe, kept, 0.04), path)
+
+    for seeds in FEW_SEEDS.values():
+        for seed in seeds:
+            for subject in ("postln-d4", "gpt2-d4"):
+                one(subject, seed, "twin")
+                one(subject, seed, "fast", verdict="warning" if (seed, subject) == (9, "gpt2-d4") else "healthy")
+                one(subject, seed, "climb", verdict="failure")
+                one(subject, seed, "attention_scale", verdict="warning", first=["attention_logits"])
+                one(subject, seed, "state_zeroed", at=120, verdict="warning", first=["optimizer_state"])
+    for seed in range(1000, 1010):
+        one("postln-d4", seed, "twin")
+
+
+@pytest.mark.slow
+def test_the_whole_way_from_runs_to_the_verdict(scripts: Any, tmp_path: Path) -> None:
+    """Gathered, frozen, committed, gathered and scored as the protocol has it; each table says what was put in."""
+    gather, freeze, score = scripts("gather"), scripts("second_freeze"), scripts("second_score")
+    corpus = scripts("second_corpus")
+    written(scripts, tmp_path / "runs")
+    home = tmp_path / "home"
+    home.mkdir()
+    gather.gather(tmp_path / "runs", home, ("choose",))
+    freeze.main(home)
+    with pytest.raises(SystemExit, match="is not committed"):
+        score.tables(home)
+    with pytest.raises(SystemExit, match="is not committed"):
+        gather.gather(tmp_path / "runs", home, ("test", "calibrate"))
+    git(home, "init")
+    git(home, "add", corpus.FROZEN)
+    git(home, "commit", "-m", "frozen")
+    gather.gather(tmp_path / "runs", home, ("choose", "test", "calibrate"))
+    for run in corpus.read(("choose", "test", "calibrate"), home):  # labels are made again from what is kept
+        [line] = [line for line in corpus.lines(home) if line["run"] == run.name]
+        assert line["outcome"] == run.labels.outcome
+        assert line["full"] == ("" if run.failed is None else str(run.failed))
+        assert run.rows == len(run.columns["nll"]) == ROWS
+    score.tables(home)
+    made = {(one["half"], one["family"], one["label"]): int(one["runs"]) for one in corpus.lines(home, "made.csv")}
+    assert made["test", "climb", "event"] == made["choose", "attention_scale", "collapse"] == 4
+    assert made["calibrate", "twin", "healthy"] == 10
+    goals = {one["goal"]: one for one in corpus.lines(home, "verdict.csv")}
+    assert goals["events and collapses from within, of six families"]["measured"] == "8, 8, 2"
+    assert goals["half of the events announced"] == {
+        "goal": "half of the events announced",
+        "measured": "1",
+        "reached": "1",
+    }
+    assert goals["median lead of 20 rows"]["reached"] == "1"
+    assert goals["above rate over edge"]["measured"].startswith("+1 [")
+    assert goals["right cause first"]["reached"] == goals["failures said to be ill"]["reached"] == "1"
+    assert goals["healthy runs accused"]["reached"] == "0"  # too few healthy runs
+    found = {one["measure"]: one for one in corpus.lines(home, "findings.csv")}
+    assert found["healthy runs accused by diagnose"]["share"] == f"{1 / 18:.4g}"
+    assert {one["k"] for one in corpus.lines(home, "sets.csv")} == {"4", "9"}
+    assert {one["left_out"] for one in corpus.lines(home, "archs.csv")} == {"postln", "gpt2"}
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=A", "-c", "user.email=a@b")
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)

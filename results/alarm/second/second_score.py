@@ -3,10 +3,10 @@
 
     python results/alarm/second/second_score.py
 
-``made.csv``: the runs by label; ``alarms.csv``: each rule; ``families.csv``: by what was done; ``pairs.csv``: pairs with
-one schedule; ``archs.csv``: each architecture by what was fitted without it; ``sets.csv``: the calibration;
-``findings.csv``: diagnose; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as frozen.json
-is not committed.
+``made.csv``: the runs by label; ``alarms.csv``: each rule; ``families.csv``: by what was done; ``pairs.csv``: pairs
+with one schedule; ``archs.csv``: each architecture by what was fitted without it; ``sets.csv``: the calibration;
+``findings.csv``: diagnose; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as
+frozen.json is not committed.
 """
 
 from __future__ import annotations
