@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
@@ -202,11 +203,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.count:
         return 0
     found = edges(options.out, options.data, subjects, options.updates, lambda text: print(text, file=sys.stderr))
-    queue = todo(options.out, subjects, True) if options.more else iter(left)
+    queue, broken = todo(options.out, subjects, True) if options.more else iter(left), list[str]()
     for number, recipe in enumerate(queue, 1):
         if options.most is not None and number > options.most:
             break
-        made = make(recipe, options.out, found[recipe.subject], options.data, options.updates)
+        try:
+            made = make(recipe, options.out, found[recipe.subject], options.data, options.updates)
+        except Exception:  # the others go on; the next call tries it again
+            broken.append(recipe.name)
+            logging.exception("%s could not be made", recipe.name)
+            continue
         completed(options.out, own)  # its line, and its twin's if that was made for it
         if made is not None:
             events, collapses = counts(ledger(options.out))
@@ -216,7 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    return 0
+    if broken:
+        print(f"{len(broken)} runs could not be made: {', '.join(broken[:5])}", file=sys.stderr)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -116,6 +116,16 @@ def test_runs_are_made_resumed_gathered_and_read(
     assert make.main(["--out", str(out), "--more", *short]) == 2
     assert "make them first" in capsys.readouterr().err
 
+    own = make.train
+    try:
+        make.train = lambda *given: 1 / 0
+        assert make.main(["--out", str(out), *short, "--most", "2"]) == 1  # one that breaks does not end the others
+    finally:
+        make.train = own
+    said = capsys.readouterr().err
+    assert "2 runs could not be made: postln-d4-" in said
+    assert len(list(out.glob("*.parquet"))) == 3
+
     gather, corpus = scripts("gather"), scripts("second_corpus")
     home = tmp_path / "home"
     home.mkdir()

@@ -141,7 +141,7 @@ def test_what_is_frozen_finds_the_signal_and_not_the_rate(scripts: Any, run_of: 
     assert float(ours["healthy_accused"]) <= 0.03
     assert float(lines["combination", "0.2"]["healthy_accused"]) == pytest.approx(0.2, abs=0.06)
     assert float(lines["rate over edge", rules.UNION]["announced"]) == 0
-    looked = {key: score.Look(test, rules.known(own)[key[0]], few[key[0]][key[1]]) for key in lines}
+    looked = {key: score.Look(test, score.scored(test, rules.known(own)[key[0]]), few[key[0]][key[1]]) for key in lines}
     families = {(line["rule"], line["threshold"]): line for line in score.by_family(looked)}
     assert {*families} == {(name, at) for name in few for at in (rules.UNION, "0.2")}
     assert float(families["combination", rules.UNION]["announced"]) == pytest.approx(0.8)

@@ -61,6 +61,7 @@ NAMES: Mapping[str, frozenset[str]] = {
     "attention_scale": frozenset({"attention_collapse", "attention_logits"}),
 }
 Line = dict[str, Any]
+Scored = Mapping[str, np.ndarray]  # the scores of one rule by the name of the run
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ def within(runs: Sequence[SecondRun]) -> tuple[int, int, int]:
 
 
 class Look:
-    """One rule at one threshold, on runs: what its alarms were."""
+    """One rule at one threshold, on runs: what its alarms were. ``told``: the rule's scores by run."""
 
-    def __init__(self, runs: Sequence[SecondRun], rule: Rival, threshold: float, union: bool = False) -> None:
+    def __init__(self, runs: Sequence[SecondRun], told: Scored, threshold: float, union: bool = False) -> None:
         self.runs, self.threshold, self.union = runs, threshold, union
-        self._scores = {run.name: scores(run, rule.score) for run in runs}
+        self._scores = told
         self.events = [run for run in runs if run.outcome == "failure"]
         self.leads = {run.name: announced(run, self._scores[run.name], threshold) for run in self.events}
 
@@ -164,8 +165,13 @@ def looks(runs: Sequence[SecondRun], frozen: Mapping[str, Any], own: Fit) -> Ite
     """Yield rule, threshold and what came of it."""
     rules = known(own)
     for name, limits in frozen["thresholds"].items():
+        told = scored(runs, rules[name])
         for at, threshold in limits.items():
-            yield name, at, Look(runs, rules[name], threshold, union=at == UNION)
+            yield name, at, Look(runs, told, threshold, union=at == UNION)
+
+
+def scored(runs: Sequence[SecondRun], rule: Rival) -> Scored:
+    return {run.name: scores(run, rule.score) for run in runs}
 
 
 def pairs(runs: Sequence[SecondRun], rules: Mapping[str, Rival]) -> Iterator[Line]:
@@ -181,19 +187,13 @@ def pairs(runs: Sequence[SecondRun], rules: Mapping[str, Rival]) -> Iterator[Lin
     ]
     subjects = [run.subject for run, _ in found]
     for name, rule in rules.items():
-        known_scores = {run.name: scores(run, rule.score) for pair in found for run in pair}
+        told = scored(list({run.name: run for pair in found for run in pair}.values()), rule)
         wins = []
         for run, other in found:
             assert run.failed is not None, f"{run.name}: a failure without a row"
             rows = slice(max(0, run.failed - HORIZON), run.failed)
-            a, b = (float(known_scores[each.name][rows].max(initial=-np.inf)) for each in (run, other))
-            wins.append(
-                1.0
-                if a > b and not np.isclose(a, b, rtol=1e-3)
-                else 0.0
-                if b > a and not np.isclose(a, b, rtol=1e-3)
-                else 0.5
-            )
+            a, b = (float(told[each.name][rows].max(initial=-np.inf)) for each in (run, other))
+            wins.append(0.5 if a == b or np.isclose(a, b, rtol=1e-3) else float(a > b))
         yield {"rule": name, **clustered(Ratio(np.array(wins), np.ones(len(wins))), subjects, len(wins)).line("first")}
 
 
@@ -222,9 +222,9 @@ def archs(runs: Sequence[SecondRun], frozen: Mapping[str, Any]) -> Iterator[Line
     it."""
     for arch, left in frozen["left_out"].items():
         here = [run for run in runs if run.arch == arch]
-        rule = Rival(COMBINATION, "combination", Fit(**left["fit"]).score())
+        told = scored(here, Rival(COMBINATION, "combination", Fit(**left["fit"]).score()))
         for at, threshold in left["thresholds"].items():
-            yield {"left_out": arch, "threshold": at, **Look(here, rule, threshold, union=at == UNION).line()}
+            yield {"left_out": arch, "threshold": at, **Look(here, told, threshold, union=at == UNION).line()}
 
 
 def sets(runs: Sequence[SecondRun], own: Fit) -> Iterator[Line]:
@@ -357,7 +357,7 @@ def tables(folder: Path = HERE) -> None:
     told["sets"] = write(folder / "sets.csv", sets(runs, own))
     limit = frozen["thresholds"][COMBINATION][UNION]
     seen = [run for run in runs if run.half != "choose"]
-    default = Look(seen, known(own)[COMBINATION], limit) if np.isfinite(limit) else None
+    default = Look(seen, scored(seen, known(own)[COMBINATION]), limit) if np.isfinite(limit) else None
     told["findings"] = write(folder / "findings.csv", findings(seen, default))
     gain = gained(found[COMBINATION, UNION], found["rate over edge", UNION])
     write(folder / "verdict.csv", verdict(runs, told, gain))
