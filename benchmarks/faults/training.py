@@ -82,7 +82,7 @@ class Notes:
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
         told = self._signals.read(metrics, tables)
-        row = {name: own.value for name, own in told.items()}
+        row = {name: own.value for name, own in told.items() if name not in LATER}
         for column, signal in (("where_grad_norm", "grad_norm.z"), ("where_update", "update.drift")):
             if (own := told.get(signal)) is not None and own.place is not None:
                 row[column] = float(self.places.index(own.place.site)) if own.place.site in self.places else -1.0
