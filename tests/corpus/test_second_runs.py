@@ -217,6 +217,45 @@ def test_units_sink_and_die(scripts: Any) -> None:
     assert silent[-1] == 1.0
 
 
+@pytest.mark.slow
+def test_states_are_those_of_the_model(scripts: Any) -> None:
+    """A layer without gradient is two of eight sub-layers; queries and keys that are 64 times as large leave no
+    entropy; the worth of the source is a difference of two losses of the fresh model, and the cosine that of its last
+    layer."""
+    families, training, subjects = scripts("second_families"), scripts("second_training"), scripts("subjects")
+    plan = families.plan("attention_scale", 0.03, 64.0, 9)
+    plan.gradients = lambda row, layers: [own.grad.zero_() for own in layers[1].parameters()]
+    kept = training.train(training.SecondRecipe("postln-d4", 9, "attention_scale"), 0.03, None, 1, plan)
+    assert kept.columns["dead"][0] == 0.25
+    assert kept.columns["attention_spent"][0] == 1.0
+    assert kept.columns["silent"][0] == 0.0
+
+    kept = training.train(training.SecondRecipe("preln-ed4", 9, "twin"), 0.03, None, 1)
+    data = subjects.dataset("preln-ed4", 9, None)
+    fresh, held = subjects.student("preln-ed4", 9, data, None), data.held_out
+    fresh.set_row(0)
+    hidden: dict[str, torch.Tensor] = {}
+    for name, stack in fresh.model.stacks.items():
+        stack.layers[-1].register_forward_hook(lambda module, given, out, name=name: hidden.__setitem__(name, out))
+    with torch.no_grad():
+        losses = []
+        for inputs in (held.of_other_sources(), held.inputs):  # the last pass is that of its own source
+            chances = fresh.model(**inputs).double().log_softmax(-1).gather(-1, held.labels[..., None])[..., 0]
+            losses.append(-float((chances * held.weight).sum() / held.weight.sum()))
+    assert kept.columns["held_out"][0] == pytest.approx(losses[1], rel=1e-5)
+    assert kept.columns["source_worth"][0] == pytest.approx(losses[0] - losses[1], abs=1e-4)
+    cosines = []
+    for name, out in hidden.items():
+        found = []
+        for sentence, real in zip(out.double(), held.masks[name], strict=True):
+            units = torch.nn.functional.normalize(sentence[real.bool()], dim=-1)
+            count = len(units)
+            others = (units @ units.T).sum(1) - 1
+            found += (others / (count - 1)).tolist() if count > 1 else [1.0] * count
+        cosines.append(float(np.mean(found)))
+    assert kept.columns["tokens_alike"][0] == pytest.approx(max(cosines), rel=1e-4)
+
+
 def committed(folder: Path, *names: str) -> None:
     def git(*words: str) -> None:
         who = ("-c", "user.name=A", "-c", "user.email=a@b")
