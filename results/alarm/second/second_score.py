@@ -317,9 +317,9 @@ def verdict(runs: Sequence[SecondRun], tables: Mapping[str, Sequence[Line]], gai
     every = "healthy runs accused by diagnose or the alarm: "
     by_arch = [float(own["share"]) for name, own in told.items() if name.startswith(every)]
     right = float(accused["share"]) <= ACCUSED_GOAL and float(accused["share_high"]) < ACCUSED_LIMIT
-    enough = int(accused["share_of"]) >= HEALTHY_GOAL and max(by_arch) <= ACCUSED_ARCH
+    enough = int(accused["share_of"]) >= HEALTHY_GOAL and max(by_arch, default=np.nan) <= ACCUSED_ARCH
     ends = f"[{accused['share_low']}, {accused['share_high']}] of {accused['share_of']}"
-    measured = f"{accused['share']} {ends}, of one architecture at most {max(by_arch):.3g}"
+    measured = f"{accused['share']} {ends}, of one architecture at most {max(by_arch, default=np.nan):.3g}"
     yield _goal("healthy runs accused", measured, right and enough)
     for goal, measure, least in (
         ("failures said to be ill", "failures said to be ill by diagnose or the alarm", ILL_GOAL),
