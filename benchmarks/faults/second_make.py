@@ -4,7 +4,7 @@
     nice -n 19 python benchmarks/faults/second_make.py --data PATH/multi30k --out runs/second [--part 1/2]
 
 A run is one Parquet file, written when it is whole, and one line of ``ledger.jsonl``. Each part writes a ledger of its
-own (``ledger-1-of-2.jsonl``). First come the sweeps that find the edge of each subject (``edges.csv``). ``--more`` tops
+own (``ledger-1-of-2.jsonl``). First come the sweeps that find the edge of each subject (``edges/``). ``--more`` tops
 up, once all runs are there, if there are too few failures. ``--count`` says what there is to do, and trains nothing.
 ``results/alarm/second/gather.py`` takes what is to be committed.
 """
