@@ -50,6 +50,7 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER, 1) for room in rooms}
 INSIDE = {
     "alarm": (
         ("alarm.past", "alarm.recipe", "alarm.cadence", "alarm.rates", "alarm.signal"),
+        ("alarm.lowest",),
         ("alarm.library.*", "alarm.row_signals"),
         ("alarm.library",),
         ("alarm.rules",),

@@ -45,6 +45,7 @@ class Plan:
     which: Callable[[int], int] = lambda row: row  # the batch that a row takes
     gradients: Callable[[int, list[nn.Module]], None] = lambda row, layers: None
     zero: Callable[[int], bool] = lambda row: True  # whether gradients are forgotten after this row
+    summed: bool = False  # whether the losses of several batches are added and not averaged
     at: int | None = None
 
 

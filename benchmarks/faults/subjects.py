@@ -34,12 +34,24 @@ class Subject:
 
 
 REFERENCE = ("postln", "preln", "deepnorm", "branchnorm")
+LIBRARY = ("gpt2", "llama")  # architectures of another library
 SIZES: tuple[tuple[Kind, int], ...] = (("decoder", 4), ("encoder-decoder", 6), ("decoder", 12))
 SUBJECTS = {
     subject.name: subject
     for subject in (
         *(Subject(arch, kind, layers) for kind, layers in SIZES for arch in REFERENCE),
-        *(Subject(arch, "decoder", layers) for layers in (4, 8) for arch in ("gpt2", "llama")),
+        *(Subject(arch, "decoder", layers) for layers in (4, 8) for arch in LIBRARY),
+    )
+}
+
+
+# Those of the second corpus: ten architectures, of four layers.
+SECOND = {
+    subject.name: subject
+    for subject in (
+        *(Subject(arch, "decoder", 4) for arch in (*REFERENCE, "admin", "subln", "sandwich", "hybridnorm")),
+        *(Subject(arch, "decoder", 4) for arch in LIBRARY),
+        *(Subject(arch, "encoder-decoder", 4) for arch in ("postln", "preln")),
     )
 }
 
@@ -57,13 +69,18 @@ class Student:
     schedule: Any = None
 
 
+def known(name: str) -> Subject:
+    """The subject of this name, of either corpus."""
+    return SUBJECTS[name] if name in SUBJECTS else SECOND[name]
+
+
 @cache
 def settings(name: str, text: Path | None) -> Config:
     """The configuration of a reference model; of another, that of its data. ``text``: Multi30k's folder, None: the
     synthetic task."""
-    subject = SUBJECTS[name]
+    subject = known(name)
     own = [f"model.stack={subject.kind}", f"model.d_model={WIDTH}", f"model.d_ffn={2 * WIDTH}", f"model.heads={HEADS}"]
-    own += [f"model.arch={subject.arch if subject.arch in REFERENCE else 'preln'}", f"data.sentences={SENTENCES}"]
+    own += [f"model.arch={'preln' if subject.arch in LIBRARY else subject.arch}", f"data.sentences={SENTENCES}"]
     if text is not None:
         files = {part: f"{text / part}.de.gz,{text / part}.en.gz" for part in ("train", "val")}
         own += [f"data.source=text:{files['train']}", f"data.valid={files['val']}"]
@@ -80,10 +97,10 @@ def dataset(name: str, seed: int, text: Path | None) -> Dataset:
 
 def student(name: str, seed: int, data: Dataset, text: Path | None) -> Student:
     """A model of this name, initialised from ``seed``."""
-    subject = SUBJECTS[name]
-    if subject.arch in REFERENCE:
-        return _reference(settings(name, text), seed, data)
-    return _hugging_face(subject, seed, data)
+    subject = known(name)
+    if subject.arch in LIBRARY:
+        return _hugging_face(subject, seed, data)
+    return _reference(settings(name, text), seed, data)
 
 
 def _reference(config: Config, seed: int, data: Dataset) -> Student:

@@ -30,7 +30,9 @@ PROBES = (
 HELD_EVERY, CURVED_EVERY = 5, 20
 CURVED_ON = 12  # held-out sentences, the first of them
 BESIDE = ("nll", "gradient", "lr", "held_out", "where_grad_norm", "where_update")  # beside the signals
-COLUMNS = (*BESIDE, *names(), *NUMBERS)
+LATER = ("loss.rise", "loss.stall")  # signals that came after this corpus was made
+SIGNALS = tuple(name for name in names() if name not in LATER)
+COLUMNS = (*BESIDE, *SIGNALS, *NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Notes:
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
         told = self._signals.read(metrics, tables)
-        row = {name: own.value for name, own in told.items()}
+        row = {name: own.value for name, own in told.items() if name not in LATER}
         for column, signal in (("where_grad_norm", "grad_norm.z"), ("where_update", "update.drift")):
             if (own := told.get(signal)) is not None and own.place is not None:
                 row[column] = float(self.places.index(own.place.site)) if own.place.site in self.places else -1.0
@@ -192,7 +194,7 @@ def _backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:
     for part in range(count):  # a larger batch takes those that would have come much later too
         batch = what.batch(row, data.micro_batch(first + part * UPDATES), data.target_vocab)
         loss = of_tokens(batch).mean() / count
-        loss.backward()
+        (loss * count if what.summed else loss).backward()
         total = total + loss.detach()
     return total
 

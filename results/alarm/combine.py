@@ -42,12 +42,13 @@ class Fit:
         return of
 
 
-def fit(runs: Sequence[CorpusRun], penalty: float) -> Fit:
-    """Logistic regression of "fails within 200 rows" on :data:`COMBINED`, weights not negative, L2 ``penalty`` on
-    standardised signals; each run weighs the same, and failing rows as much as healthy ones."""
-    x, y, weight = _rows(runs)
-    centre, scale = np.nanmean(x, axis=0), np.maximum(np.nanstd(x, axis=0), 1e-6)
-    centre = np.where(np.isfinite(centre), centre, 0.0)
+def fit(runs: Sequence[CorpusRun], penalty: float, signals: tuple[str, ...] = COMBINED, signed: bool = False) -> Fit:
+    """Logistic regression of "fails within 200 rows" on ``signals``, L2 ``penalty`` on standardised signals; each run
+    weighs the same, and failing rows as much as healthy ones. Weights are not negative unless they are ``signed``."""
+    x, y, weight = _rows(runs, signals)
+    known = ~np.isnan(x).all(axis=0)  # a signal that no run has is 0 everywhere
+    centre, scale, some = np.zeros(len(signals)), np.ones(len(signals)), x if known.all() else x[:, known]
+    centre[known], scale[known] = np.nanmean(some, axis=0), np.maximum(np.nanstd(some, axis=0), 1e-6)
     z = np.where(np.isnan(x), 0.0, (x - centre) / scale)
     weight = np.where(y, weight / max(weight[y].sum(), 1e-12), weight / max(weight[~y].sum(), 1e-12)) / 2
 
@@ -57,17 +58,17 @@ def fit(runs: Sequence[CorpusRun], penalty: float) -> Fit:
         error = weight * (1 / (1 + np.exp(-score)) - y)
         return value, np.concatenate([[error.sum()], z.T @ error + penalty * theta[1:]])
 
-    bounds = [(None, None), *((0.0, None) for _ in COMBINED)]
-    found = minimize(loss, np.zeros(1 + len(COMBINED)), jac=True, bounds=bounds, method="L-BFGS-B")
+    bounds = [(None, None), *((None if signed else 0.0, None) for _ in signals)]
+    found = minimize(loss, np.zeros(1 + len(signals)), jac=True, bounds=bounds, method="L-BFGS-B")
     weights = found.x[1:] / scale
     return Fit(
-        {name: float(own) for name, own in zip(COMBINED, weights, strict=True) if own > 0},
-        {name: float(own) for name, own in zip(COMBINED, centre, strict=True)},
+        {name: float(own) for name, own in zip(signals, weights, strict=True) if own > 0 or (signed and own < 0)},
+        {name: float(own) for name, own in zip(signals, centre, strict=True)},
         penalty,
     )
 
 
-def _rows(runs: Sequence[CorpusRun]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _rows(runs: Sequence[CorpusRun], signals: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Signals, whether the run fails within 200 rows, and the row's weight, of every fifth row that is either so or
     healthy."""
     xs, ys, weights = [], [], []
@@ -77,7 +78,7 @@ def _rows(runs: Sequence[CorpusRun]) -> tuple[np.ndarray, np.ndarray, np.ndarray
             near[max(FIRST, run.failed - HORIZON) : run.failed] = True
         chosen = np.flatnonzero(near | run.healthy)[::EVERY]
         if len(chosen):
-            xs.append(features(run, COMBINED)[chosen])
+            xs.append(features(run, signals)[chosen])
             ys.append(near[chosen])
             weights.append(np.full(len(chosen), 1.0 / len(chosen)))
     return np.concatenate(xs), np.concatenate(ys), np.concatenate(weights)

@@ -73,15 +73,19 @@ def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
                 **{name: small(name, table[name].to_numpy()) for name in table.column_names},
             }
             parts.append(pa.table(columns))
-        whole = pa.concat_tables(parts)
-        split = [name for name in whole.column_names if name not in ("run", "row")]
-        options: dict[str, Any] = {"use_dictionary": ["run"], "use_byte_stream_split": split}
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(whole, path, compression="brotli", compression_level=11, **options)
+        write(pa.concat_tables(parts), path)
     with (out / "runs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, LINE, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(told, key=lambda line: (int(line["seed"]), int(line["number"]))))
+
+
+def write(whole: pa.Table, path: Path) -> None:
+    """The features of a seed, as small as they get."""
+    split = [name for name in whole.column_names if name not in ("run", "row")]
+    options: dict[str, Any] = {"use_dictionary": ["run"], "use_byte_stream_split": split}
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(whole, path, compression="brotli", compression_level=11, **options)
 
 
 def judged(facts: dict[str, Any], table: pa.Table, twin: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ python results/alarm/remake.py      # minutes; then git diff shows what changed
 
 from __future__ import annotations
 
+import sys
+
 import claims
 import consequence
 import diagnosed
@@ -14,10 +16,16 @@ import own_runs
 import publish
 import say
 import score
-from corpus import read
+from corpus import HERE, read
+
+sys.path.insert(1, str(HERE / "second"))
+
+import second_corpus
+import second_score
 
 
 def main() -> None:
+    """Also the tables of the second corpus, once its test half was looked at."""
     train, test = read("train"), read("test")
     score.tables(train, test)
     diagnosed.main(("train", "test"))
@@ -27,6 +35,8 @@ def main() -> None:
     publish.main(test)
     own_runs.main()
     say.page_blocks.differing(say.PAGES, say.anew, write=True)
+    if (second_corpus.HERE / "verdict.csv").exists():
+        second_score.tables()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from corpus import CorpusRun
 from stabilitylab.alarm import names
 from stabilitylab.alarm.signal import signal_of
 
+LATER = ("loss.rise", "loss.stall")  # signals that came after the first corpus was made
 Group = Literal["combination", "signal", "loss", "gradient", "update", "peer", "control"]
 Score = Callable[[CorpusRun], np.ndarray]
 
@@ -180,9 +181,10 @@ def _group(signal: str) -> Group:
     return "update" if base in ("update", "update_rms") else "signal"
 
 
-def rivals() -> Mapping[str, Rival]:
-    """All rules but the combination, by name."""
-    found = [Rival(name, _group(name), alone(name)) for name in names()]
+def rivals(signals: Sequence[str] | None = None) -> Mapping[str, Rival]:
+    """All rules but the combination, by name; ``signals``: those that the corpus has, by default the first corpus."""
+    chosen = [name for name in names() if name not in LATER] if signals is None else signals
+    found = [Rival(name, _group(name), alone(name)) for name in chosen]
     found += [
         Rival("loss: mean + 6 sd", "loss", window_z("nll"), 6.0),
         Rival("gradient: mean + 6 sd", "gradient", window_z("gradient"), 6.0),

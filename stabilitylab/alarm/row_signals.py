@@ -10,8 +10,9 @@ import numpy as np
 
 from ..decisive import decisive
 from ..schema import Cells, Row, Table
+from .lowest import Lowest
 from .past import Past
-from .signal import Places, Signal, signals
+from .signal import OVER_LOWEST, Places, Signal, signals
 
 KEPT = 25  # rows for which a reading counts if no newer one comes: some tables have fewer rows
 
@@ -34,6 +35,7 @@ class Signals:
     def __init__(self) -> None:
         self._signals = signals()
         self._pasts: dict[str, Past] = {}
+        self._lowest: dict[str, Lowest] = {}
         self._tables: dict[str, Table] = {}
         self._last: dict[str, tuple[int, Reading]] = {}  # reading -> number of its row, value and place
         self._row = 0
@@ -69,6 +71,8 @@ class Signals:
             yield from _level(signal, *signal.take(decided, places))
         if signal.is_compared:
             yield from self._compared(signal, *signal.take(values, places))
+        if signal.is_over_lowest:
+            yield from self._over_lowest(signal, *signal.take(values, places))
 
     def _column(self, table: str, column: str, cells: Cells) -> np.ndarray:
         """Return a column, (places,), NaN where there is no number; all NaN if the table has no such column."""
@@ -94,6 +98,13 @@ class Signals:
         if "all" in signal.kinds and np.isfinite(drift).any():
             yield f"{signal.base}.all", Reading(float(np.nanmean(drift)))
 
+    def _over_lowest(self, signal: Signal, values: np.ndarray, places: Places) -> Iterator[tuple[str, Reading]]:
+        if (lowest := self._lowest.get(signal.base)) is None or len(lowest.fast) != len(values):
+            lowest = self._lowest[signal.base] = Lowest(len(values))
+        for kind, numbers in zip(OVER_LOWEST, lowest.compare(signal.scale(values)), strict=True):
+            if kind in signal.kinds:
+                yield from _largest(f"{signal.base}.{kind}", numbers, places)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the pasts with which the next rows are compared, in JSON's types."""
         last = {name: [row, own.value, own.place and astuple(own.place)] for name, (row, own) in self._last.items()}
@@ -101,6 +112,7 @@ class Signals:
             "row": self._row,
             "last": last,
             "pasts": {name: past.state_dict() for name, past in self._pasts.items()},
+            "lowest": {name: lowest.state_dict() for name, lowest in self._lowest.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -109,6 +121,7 @@ class Signals:
             name: (row, Reading(value, place and Row(*place))) for name, (row, value, place) in state["last"].items()
         }
         self._pasts = {name: Past.from_state(own) for name, own in state["pasts"].items()}
+        self._lowest = {name: Lowest.from_state(own) for name, own in state.get("lowest", {}).items()}
 
 
 def _level(signal: Signal, values: np.ndarray, places: Places) -> Iterator[tuple[str, Reading]]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from ..errors import UsageError
 from ..registry import Registry, Room
 from ..schema import Row
 
-Kind = Literal["z", "drift", "all", "level"]
+Kind = Literal["z", "drift", "all", "level", "rise", "stall"]
 Places = Sequence[Row | None]  # None: the whole model, of a metric
 Scale = Callable[[np.ndarray], np.ndarray]
 Take = Callable[[np.ndarray, Places], tuple[np.ndarray, Places]]
 
 COMPARED: tuple[Kind, ...] = ("z", "drift", "all")
+OVER_LOWEST: tuple[Kind, ...] = ("rise", "stall")
 
 
 def log(values: np.ndarray) -> np.ndarray:
@@ -36,8 +37,10 @@ class Signal:
     - ``table`` and ``column``: where its numbers stand; without a table ``column`` is a metric.
     - ``take``: a function of the numbers, (places,), and their places, to those that count, with their places.
     - ``kinds``: "z" (largest deviation from the past of its place), "drift" (largest mean of the last rows less that
-      past), "all" (mean drift over places), "level" (the largest number itself, if it is decisive).
-    - ``scale``: a function that makes differences scale-free, before z, drift and all.
+      past), "all" (mean drift over places), "rise" (largest mean of the last rows over the lowest such mean so far),
+      "stall" (largest share of the rows since that lowest mean), "level" (the largest number itself, if it is
+      decisive).
+    - ``scale``: a function that makes differences scale-free, before all kinds but level.
     - ``smallest``: True if the smallest level counts, and not the largest.
     - ``title``: the quantity in words, the docstring of ``take``.
     """
@@ -66,6 +69,11 @@ class Signal:
         """True if its places have a past."""
         return bool({*self.kinds} & {*COMPARED})
 
+    @property
+    def is_over_lowest(self) -> bool:
+        """True if its places have a lowest mean."""
+        return bool({*self.kinds} & {*OVER_LOWEST})
+
 
 SIGNALS: Registry[Signal] = Registry("signal", Room("stabilitylab.alarm.library", "stabilitylab.signals"))
 
@@ -86,8 +94,8 @@ def signal(
     is the quantity in words, as alerts say it: "the training loss". ``rank``: its place in lists. Raises UsageError for
     a kind that is none, or a function without a docstring.
     """
-    if unknown := [kind for kind in kinds if kind not in (*COMPARED, "level")]:
-        raise UsageError(f"signal {name!r}: kind {unknown[0]!r} is none of z, drift, all, level.")
+    if unknown := [kind for kind in kinds if kind not in get_args(Kind)]:
+        raise UsageError(f"signal {name!r}: kind {unknown[0]!r} is none of {', '.join(get_args(Kind))}.")
 
     def decorate(take: Take) -> Take:
         title = (inspect.getdoc(take) or "").partition("\n\n")[0].replace("\n", " ").rstrip(".")

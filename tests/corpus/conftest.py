@@ -1,4 +1,4 @@
-"""The scripts of results/alarm and benchmarks/faults as modules."""
+"""The scripts of results/alarm, results/alarm/second and benchmarks/faults as modules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from loose_scripts import scripts_of
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Any]:
-    """Imports a module of either folder by its name."""
-    with scripts_of("results/alarm", "benchmarks/faults") as load:
+    """Imports a module of these folders by its name."""
+    with scripts_of("results/alarm", "benchmarks/faults", "results/alarm/second") as load:
         yield load

@@ -11,3 +11,9 @@ from ..signal import Places, signal
 def loss(values: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:
     """the training loss"""
     return values, places
+
+
+@signal("loss.progress", column="loss", kinds=("rise", "stall"), rank=220)
+def progress(values: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:
+    """the training loss over its lowest level"""
+    return values, places
