@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..diagnose.events import Event
 
 ORDER = "The events in order. Mend the first sign first: the later events may be its effects."
+
+MISSING = "not recorded: "
 
 
 @command("diagnose", rank=90)
@@ -59,6 +62,25 @@ def _advice(event: Event, found: Diagnosis) -> str:
     return event.remedy if event.remedy.startswith("Do nothing") else f"If this was not intended: {event.remedy}"
 
 
+def _unchecked(reasons: Mapping[str, str]) -> list[str]:
+    """Return a line on each kind of trouble that was not checked; kinds that one thing would record share a line.
+
+    ``reasons``: title -> ``not recorded: COLUMN (WHAT RECORDS IT)``, or another reason.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for title, why in reasons.items():
+        missing, _, remedy = why.partition(" (")
+        groups.setdefault(remedy or why, []).append((title, missing.removeprefix(MISSING)))
+    lines = []
+    for remedy, members in groups.items():
+        titles = ", ".join(title for title, _ in members)
+        if len(members) == 1 or not remedy.endswith(")"):
+            lines.append(f"not checked: {titles}; {reasons[members[0][0]]}")
+        else:
+            lines.append(f"not checked: {titles}; {MISSING}{', '.join(missing for _, missing in members)} ({remedy}")
+    return lines
+
+
 def _show(found: Diagnosis) -> None:
     from ..diagnose.events import alike
     from ..terminal import state_style
@@ -95,5 +117,5 @@ def _show(found: Diagnosis) -> None:
         console.print(
             f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
         )
-    for kind, why in found.unchecked.items():
-        console.print(f"not checked: {DETECTORS[kind].title}; {why}", highlight=False, markup=False)
+    for line in _unchecked({DETECTORS[kind].title: why for kind, why in found.unchecked.items()}):
+        console.print(line, highlight=False, markup=False)

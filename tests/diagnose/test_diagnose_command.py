@@ -91,6 +91,8 @@ def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: 
     assert "Cause unknown: `stabilitylab explain` can test it" in out
     assert "What to do: Look at the batch of its step" in out
     assert "not checked: growth of norm inputs; not recorded: ln_input (probe ln_input)" in out
+    assert out.count("(stabilitylab probe, of an encoder-decoder)") == 1, "three kinds with one need share a line"
+    assert "not checked: constant encoder, ignored source, alike tokens; not recorded: encoder_distance_between" in out
     checked = "explosion of the loss at the start, non-finite numbers, loss spike, divergence, plateau"
     assert f"checked: {checked}" in " ".join(out.split())
     assert run("diagnose", "mine", "--fail")[0] == 1
