@@ -133,7 +133,7 @@ def _root(
         typer.Option(
             metavar="MODULE",
             help="Import this module first, for the archs, probes, figures, detectors, signals, data sources and "
-            f"commands that it adds; before or behind the command, repeatable, or in {PLUGINS}.",
+            f"commands that it adds; before or after the command, repeatable, or in {PLUGINS}.",
         ),
     ] = None,
 ) -> None: ...

@@ -25,10 +25,14 @@ def test_the_probe_and_its_test_run_as_they_stand(tmp_path: Path) -> None:
     assert begun.stdout.splitlines()[:2] == ["gate_share.py", "test_gate_share.py"]
     tried = python("pytest", "-q", "-p", "no:cacheprovider", "test_gate_share.py")
     assert "1 passed" in tried.stdout, tried.stdout
-    said = begun.stdout.partition("Then:    stabilitylab ")[2].split()
+    said = begun.stdout.partition("Then:    stabilitylab ")[2].splitlines()[0].split()
     run = python("stabilitylab", *said, "--steps", "2", "--out", "runs")
     assert run.returncode == 0, run.stderr
     assert "gate_share" in os.listdir(tmp_path / "runs" / "deepnorm-12-s0" / "probes")
+    read = python("stabilitylab", *begun.stdout.partition("Read it: stabilitylab ")[2].split())
+    assert read.returncode == 0, read.stderr
+    table = (tmp_path / "deepnorm-12-s0-csv" / "gate_share.csv").read_text(encoding="utf-8")
+    assert table.startswith('"step","site","stack_name","layer"'), table[:80]
     again = python("stabilitylab", "new", "probe", "gate_share")
     assert (again.returncode, again.stdout) == (4, "")
     assert again.stderr == "stabilitylab: gate_share.py exists: choose another name, or remove it.\n"

@@ -27,7 +27,7 @@ def flag_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]
             "frozen",
             place_of(names, parameters),
             step,
-            f"{counted(names, 'parameter')} stopped to require gradients at step {step}: {told}",
+            f"{counted(names, 'parameter')} stopped requiring gradients at step {step}: {told}",
             remedy=f"Call `requires_grad_(True)` on {told}, or leave them out of the optimizer on purpose.",
             until=_undone(flags, "requires_grad", names, step),
             lasts=True,

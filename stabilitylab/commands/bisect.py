@@ -55,7 +55,7 @@ def bisect(
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Find the first sub-layer where two runs, precisions or implementations part, and tell rounding from a bug.
+    """Find the first sub-layer where two runs, precisions or implementations differ, and tell rounding from a bug.
 
     Two models run one after the other, each in a process of its own, and the finding is confirmed: each module of B is
     fed what enters the same module of A. Two runs need the probe 'fingerprint' and an equal batch; they give a suspect.

@@ -23,7 +23,7 @@ def check(
             help=f"A function that returns {GIVES.format(takes='preflight')}; with --neutral, (model, update).",
         ),
     ],
-    every: Annotated[bool, typer.Option("--all", help="Show every layer, not the ends of long stacks alone.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the ends of long stacks.")] = False,
     neutral: Annotated[
         bool, typer.Option("--neutral", help="Verify that watching changes no bit: two runs unwatched, one watched.")
     ] = False,

@@ -39,7 +39,7 @@ def claims(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Judge the papers' claims on the runs at hand; with --power, say what runs that are planned could decide.
+    """Judge the papers' claims on the runs at hand; with --power, say which claims planned runs could decide.
 
     Exit 0 whatever the verdicts, 1 where a claim's test itself fails.
     """

@@ -31,9 +31,9 @@ def compare(
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Put runs side by side; of two, find the first step, layer and probe where they part.
+    """Put runs side by side; for two, find the first step, layer and probe that differ.
 
-    Works while they are going. Without a tolerance equal means bit for bit; exit 0 whatever it says.
+    Works while the runs are going. Without a tolerance, equal means bit for bit. Exit 0 whatever it finds.
     """
     if len(runs) < 2:
         raise UsageError(f"compare takes two run directories or more, not {len(runs)}.")

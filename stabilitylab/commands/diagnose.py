@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,11 @@ from .base import command
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
+    from ..diagnose.events import Event
+
+ORDER = "The events in order. Mend the first sign first: the later events may be its effects."
+
+MISSING = "not recorded: "
 
 
 @command("diagnose", rank=90)
@@ -29,9 +35,9 @@ def diagnose(
     """Say what happened in a run and in which order: jumps, spikes, vanishing gradients, NaN, plateaus.
 
     Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. Of 384 small
-    runs, which were looked at before, it warns of 2 to 6 % of those that are healthy and of 61 to 62 % of those that
-    are ill, and names the right cause first in 54 to 55 % of these. The goals, at most 5 % and at least 85 % and 80 %,
-    are not reached there; new runs are not made yet (docs/diagnose.md): look at what it cites.
+    runs, which its rules had seen in part, it warns of 2 to 6 % of the healthy and of 61 to 62 % of the ill, and names
+    the right cause first in 54 to 55 % of the ill. The goals are at most 5 %, at least 85 % and at least 80 %; the last
+    two are not reached. No rate is known for new runs: check the evidence of each finding (docs/diagnose.md).
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run
@@ -45,12 +51,44 @@ def diagnose(
     return int(fail and found.verdict in ("warning", "failure"))
 
 
+def _advice(event: Event, found: Diagnosis) -> str:
+    """Return what to do about an event, "" if the paragraph says it, and for a note other than a changed setting."""
+    if not event.remedy or event.remedy in found.remedies:
+        return ""
+    if event.severity != "note":
+        return f"What to do: {event.remedy}"
+    if event.role != "setting":
+        return ""
+    return event.remedy if event.remedy.startswith("Do nothing") else f"If this was not intended: {event.remedy}"
+
+
+def _unchecked(reasons: Mapping[str, str]) -> list[str]:
+    """Return a line on each kind of trouble that was not checked; kinds that one thing would record share a line.
+
+    ``reasons``: title -> ``not recorded: COLUMN (WHAT RECORDS IT)``, or another reason.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for title, why in reasons.items():
+        missing, _, remedy = why.partition(" (")
+        groups.setdefault(remedy or why, []).append((title, missing.removeprefix(MISSING)))
+    lines = []
+    for remedy, members in groups.items():
+        titles = ", ".join(title for title, _ in members)
+        if len(members) == 1 or not remedy.endswith(")"):
+            lines.append(f"not checked: {titles}; {reasons[members[0][0]]}")
+        else:
+            lines.append(f"not checked: {titles}; {MISSING}{', '.join(missing for _, missing in members)} ({remedy}")
+    return lines
+
+
 def _show(found: Diagnosis) -> None:
     from ..diagnose.events import alike
     from ..terminal import state_style
 
     console = screen(width=None if sys.stdout.isatty() else 10_000)
     console.print(Text(found.paragraph, style=state_style(found.verdict) if found.verdict == "failure" else ""))
+    if len(found.cause.chain) > 1:
+        console.print(f"\n{ORDER}", highlight=False)
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
         weighed = event.severity != "note" and event.strength is not None
@@ -61,10 +99,11 @@ def _show(found: Diagnosis) -> None:
             (event.severity, state_style(event.severity)), strength, why,
         )  # fmt: skip
         console.print(head)
-        if event.sentence not in found.paragraph:  # else the paragraph says it already
+        is_said = event.sentence in found.paragraph or event.evidence.rstrip(".") in found.paragraph
+        if not is_said:
             console.print(Padding(Text(event.sentence), (0, 0, 0, 4), expand=False))
-            if event.severity != "note" and event.remedy and event.remedy not in found.remedies:
-                console.print(Padding(Text(f"What to do: {event.remedy}"), (0, 0, 0, 4), expand=False))
+        if advice := _advice(event, found):
+            console.print(Padding(Text(advice), (0, 0, 0, 4), expand=False))
         if others:
             seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)
             console.print(Padding(Text(f"also seen: {seen}", style="dim"), (0, 0, 0, 4), expand=False))
@@ -78,5 +117,5 @@ def _show(found: Diagnosis) -> None:
         console.print(
             f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
         )
-    for kind, why in found.unchecked.items():
-        console.print(f"not checked: {DETECTORS[kind].title}; {why}", highlight=False, markup=False)
+    for line in _unchecked({DETECTORS[kind].title: why for kind, why in found.unchecked.items()}):
+        console.print(line, highlight=False, markup=False)

@@ -36,9 +36,9 @@ def list_(
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures, detectors, signals, data sources, sweeps, commands and presets, a line each.
+    """List architectures, probes, figures, detectors, signals, data sources, sweeps, commands and presets, a line each.
 
-    With a name: everything that is known of that one."""
+    With a name: all that is known of that one."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
@@ -131,7 +131,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """A table of run directories with their state."""
+    """Show a table of run directories with their state."""
     rows = run_table(folder)
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))

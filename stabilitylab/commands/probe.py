@@ -80,7 +80,10 @@ def probe(
     ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,
-        _training(help="The parts of torchrun's processes: replicas of the model, or shards.", show_default="none"),
+        _training(
+            help="What each process of torchrun holds: a replica of the model (ddp) or a shard (fsdp).",
+            show_default="none",
+        ),
     ] = None,
     activation_checkpointing: Annotated[
         bool, _training("--activation-checkpointing", help="Less memory, more time: layers are computed twice.")
@@ -95,12 +98,12 @@ def probe(
         str | None, _probes(help="Comma-separated: default, standard, all, none, NAME, -NAME.", show_default="default")
     ] = None,
     every: Annotated[
-        str | None, _probes(help="Every N steps, or log: 0..11, then 10 % apart.", show_default="log")
+        str | None, _probes(help="Record every N steps, or log: steps 0 to 11, then 10 % apart.", show_default="log")
     ] = None,
     curvature_every: Annotated[
         str | None,
         _probes(
-            help="Every N steps, log or auto, of critical_sharpness, preconditioned_sharpness, sharpness.",
+            help="The same for critical_sharpness, preconditioned_sharpness and sharpness; N, log or auto.",
             show_default="auto: every 200, from 20,000 on 1 % apart",
         ),
     ] = None,

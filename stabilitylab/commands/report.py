@@ -26,7 +26,7 @@ def report(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Folders of run directories, or some of these; of two runs both are compared.",
+            help="Folders of run directories, or run directories themselves; two of these are compared.",
             show_default="runs",
         ),
     ] = None,
@@ -54,9 +54,9 @@ def report(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Make the papers' figures, the ledger of claims and one page of them, as far as the runs allow.
+    """Write one page about your runs: curves, findings, layers, and the papers' figures and claims that they allow.
 
-    Exit 1 where an error kept a figure, a run's part of the page or a claim's verdict from being made; all others are.
+    Exit 1 if an error prevented a figure, a run's part of the page or a claim's verdict; the page has all others.
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")

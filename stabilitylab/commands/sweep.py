@@ -93,8 +93,8 @@ def sweep(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Make the runs that figures need, the stability table's, or a grid's: finished ones are skipped, interrupted ones
-    resume."""
+    """Make the runs that figures, the stability table or a grid need; finished runs are skipped, interrupted ones go
+    on."""
     from .. import experiments
     from .. import sweep as sweeping
     from . import _stability as stability

@@ -26,9 +26,9 @@ def verify(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Check runs: checksums and digests, schema, parts against inventory and journal, that no step is missing.
+    """Check that runs are complete and undamaged: checksums, schema, parts, missing steps.
 
-    Exit 1 where something is wrong with one of them.
+    Exit 1 if something is wrong with one of the runs.
     """
     from ..store.folders import run_directories
     from ..store.verify import reseal_all

@@ -65,7 +65,7 @@ def _judged(event: Event, evidence: Evidence, learns: bool) -> Event:
     if event.kind in mild and learns:
         return replace(event, severity="note", consequence="the run learns")
     if event.stands:
-        return replace(event, consequence=event.consequence or "its condition holds to the last row")
+        return replace(event, consequence=event.consequence or "still so at the last row")
     loss = evidence.loss()
     if loss is None:
         return replace(event, consequence="no loss was recorded that could show its consequence")

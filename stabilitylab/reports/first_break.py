@@ -24,11 +24,22 @@ def _state(record: Record) -> str:
     return f"{status.state} at step {status.step}{why}{broken}"
 
 
+SAID = ("vanishing_gradient", "non_finite", "divergence")  # kinds of first signs that other clauses describe
+
+
 def finding(record: Record) -> str:
-    """Says the verdict, the layer that breaks first, and the largest norm input, in plain words."""
+    """Says the verdict, the first sign of trouble, the layer that breaks first, and the largest norm input."""
     inputs = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
-    words = [_state(record), _first_break(record, inputs), _worst_input(record, inputs)]
+    words = [_state(record), _first_sign(record), _first_break(record, inputs), _worst_input(record, inputs)]
     return "; ".join(word for word in words if word) + "."
+
+
+def _first_sign(record: Record) -> str:
+    """Names what ``diagnose`` puts first; "" if it found nothing, or what the other clauses say."""
+    first = None if record.diagnosis is None else record.diagnosis.cause.first
+    if first is None or first.kind in SAID:
+        return ""
+    return f"first sign: {first.title} at step {first.step}"
 
 
 def _first_break(record: Record, inputs: LayerGrid | None) -> str:

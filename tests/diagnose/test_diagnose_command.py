@@ -87,10 +87,21 @@ def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: 
     code, out, _ = run("diagnose", "mine")
     assert code == 0
     assert "First sign: loss spike. Loss rose from its level of 1.23 to 4 at step 50" in out
-    assert "x its threshold): its condition holds to the last row" in out
+    assert "x its threshold): still so at the last row" in out
     assert "Cause unknown: `stabilitylab explain` can test it" in out
     assert "What to do: Look at the batch of its step" in out
     assert "not checked: growth of norm inputs; not recorded: ln_input (probe ln_input)" in out
+    assert out.count("(stabilitylab probe, of an encoder-decoder)") == 1, "three kinds with one need share a line"
+    assert "not checked: constant encoder, ignored source, alike tokens; not recorded: encoder_distance_between" in out
     checked = "explosion of the loss at the start, non-finite numbers, loss spike, divergence, plateau"
     assert f"checked: {checked}" in " ".join(out.split())
     assert run("diagnose", "mine", "--fail")[0] == 1
+
+
+def test_a_changed_setting_that_did_no_harm_has_its_advice_and_is_said_once(run, tmp_path: Path) -> None:
+    made(tmp_path / "mine", {"loss": falling(80), "lr": [1e-3] * 40 + [1e-2] * 2 + [1e-3] * 38})
+    out = run("diagnose", "mine")[1]
+    assert "mine is healthy" in out, out
+    assert out.count("he learning rate rose to 0.01 at step 40") == 1, f"the finding is said twice: {out}"
+    assert "If this was not intended: " in out
+    assert "The events in order." not in out, "a note is no chain of events"

@@ -100,7 +100,7 @@ class Restored:
         (at(setting(weight_decay=1.0)), "optimizer_setting", "change of an optimizer setting", "from 0.01 to 1.0"),
         (
             at(lambda model, optimizer: model.layers[1].requires_grad_(False)),
-            "frozen_parameters", "frozen parameters", "12 parameters stopped to require gradients at step 33",
+            "frozen_parameters", "frozen parameters", "12 parameters stopped requiring gradients at step 33",
         ),
         (at(swapped), "foreign_write", "weights written by something else", "2 parameters were written between"),
         (

@@ -248,9 +248,9 @@ def test_a_watched_model_without_configuration(tmp_path: Path) -> None:
     assert (picture.panels[0].y, picture.panels[0].references) == ("loss", [])
     assert picture.notes == ["Sequential, a model of your own."]
     assert picture.finding == (
-        "finished at step 5; the gradient of layer 3 vanishes first: it is 1e-08 of that of layer 1 at step 0, and 1 "
-        "of 3 are that weak at step 4; the largest norm input stands at layer 3 (mlp), step 0: 5, where the median "
-        "norm has 2.5."
+        "finished at step 5; first sign: exploding gradient at step 0; the gradient of layer 3 vanishes first: it is "
+        "1e-08 of that of layer 1 at step 0, and 1 of 3 are that weak at step 4; the largest norm input stands at "
+        "layer 3 (mlp), step 0: 5, where the median norm has 2.5."
     )
 
 

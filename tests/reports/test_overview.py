@@ -23,7 +23,7 @@ from stabilitylab.reports.page.sections import PageSection, described
 from stabilitylab.reports.page.sentences import fold, sentence
 from stabilitylab.reports.worst_first import OTHERWISE, named, place
 from stabilitylab.schema import Row
-from stabilitylab.store import Run
+from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.incident import write_incident
 
 STEPS = (0, 1, 2)
@@ -76,6 +76,22 @@ def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:
     going = remembered("a", arch="postln", verdict="")
     going.status = going.status.__class__("running", 40, "", "", {})
     assert sentence(going, None) == "Post-LN 6L-6L: running at update 40 of 160."
+
+
+def test_a_run_that_went_on_to_its_end_and_failed_says_how(tmp_path: Path) -> None:
+    loss = [4.0 - step / 20 for step in range(60)] + [4.1] * 60
+    with RunWriter.create(tmp_path / "mine", {"label": "GPT", "config": {}, "kind": "watched"}) as run:
+        run.open([])
+        for step, each in enumerate(loss):
+            run.append(step, {"loss": each, "lr": 0.001 if step < 60 else 0.1}, {})
+        run.set_status("finished", 120)
+    (record,) = Runs.load(tmp_path)
+    found = record.diagnosis
+    assert found is not None
+    failure = next(event for event in found.events if event.severity == "failure")
+    said = sentence(record, found)
+    assert said.startswith(f"mine: finished at update 120, failed: {failure.title} at update {failure.step}; ")
+    assert "the learning rate rose to 0.1 at step 60" in said
 
 
 def test_evidence_that_is_sentences_of_its_own_follows_a_full_stop(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def standing(record: Record, found: Diagnosis | None = None) -> str:
     status, verdict = record.status, record.judged
     if verdict is None:
         of = f" of {record.updates}" if record.updates else ""
-        where = f"{status.state} at update {status.step}{of}"
+        where = f"{status.state} at update {status.step}{of}{_failure(record, found)}"
         return f"{where} ({status.reason})" if status.reason and status.state != "running" else where
     if verdict.state == "diverged":
         return f"diverged at update {verdict.step}: {verdict.reason.removesuffix(f' at step {verdict.step}')}"
@@ -54,6 +54,16 @@ def standing(record: Record, found: Diagnosis | None = None) -> str:
         return f"{verdict.state}: {verdict.reason}"
     side = "above" if verdict.nll_gap > 0 else "below"
     return f"{verdict.state}, {abs(verdict.nll_gap):.2f} nats {side} the unigram baseline after {status.step} updates"
+
+
+def _failure(record: Record, found: Diagnosis | None) -> str:
+    """``, failed: plateau at update 66`` of a run that went on to its end; "" if it did not fail, or if the first sign
+    is the failure."""
+    failures = [] if found is None else [event for event in found.events if event.severity == "failure"]
+    first = min(failures, key=lambda event: event.moment, default=None)
+    if first is None or found is None or first in found.cause.together or record.status.state != "finished":
+        return ""
+    return f", failed: {first.title} at update {first.step}"
 
 
 def trouble(found: Diagnosis) -> str:
