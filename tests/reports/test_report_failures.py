@@ -90,7 +90,9 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
     register("mine:sound", lambda _: picture())
     claim("C99", figure="mine:sound", **FACTS)(fails)
     diagnosed = build.diagnose
-    monkeypatch.setattr(build, "diagnose", lambda r: fails(r) if r.name == "deepnorm-3" else diagnosed(r))
+    monkeypatch.setattr(
+        build, "diagnose", lambda r, *places: fails(r) if r.name == "deepnorm-3" else diagnosed(r, *places)
+    )
     names = [*WAYS, "mine:sound", "deepnet:3"]
     arguments = [word for name in names for word in ("--figure", name)]
     code, out, err = run("report", *arguments, "--run", "deepnorm-3", "--run", "branchnorm-3")
