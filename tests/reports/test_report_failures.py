@@ -91,7 +91,7 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
     claim("C99", figure="mine:sound", **FACTS)(fails)
     diagnosed = build.diagnose
     monkeypatch.setattr(
-        build, "diagnose", lambda r, *places: fails(r) if r.name == "deepnorm-3" else diagnosed(r, *places)
+        build, "diagnose", lambda r, **given: fails(r) if r.name == "deepnorm-3" else diagnosed(r, **given)
     )
     names = [*WAYS, "mine:sound", "deepnet:3"]
     arguments = [word for name in names for word in ("--figure", name)]
@@ -104,7 +104,7 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
         ("run:deepnorm-3", "C99"), "ValueError: no column 'x' in this table"
     )
     for id, sentence in expected.items():
-        assert f"{id}: {sentence}" in out
+        assert f"{id}: {sentence}" in out, out
         assert f"{id} {sentence}" in listed[1]
     assert "deepnet:3" in wanting[1]  # which only lacks its runs
     assert document.plots.keys() == {"mine-sound", "run-branchnorm-2d-3", "curves"}
