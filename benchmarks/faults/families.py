@@ -174,7 +174,7 @@ def embedding_scale(plan: Plan, edge: float, strength: float, seed: int) -> None
 # Faults from outside: what the pipeline does to a run that would be well
 
 
-def _noise(row: int, batch: Batch, vocab: int, seed: int) -> Batch:
+def noise(row: int, batch: Batch, vocab: int, seed: int) -> Batch:
     """Real tokens replaced by any, inputs and labels."""
     random = torch.Generator().manual_seed(seed * 100_003 + row)
 
@@ -185,7 +185,7 @@ def _noise(row: int, batch: Batch, vocab: int, seed: int) -> Batch:
     return Batch(inputs, any_token(batch.labels), batch.weight, batch.tokens, batch.masks)
 
 
-def _shuffled(row: int, batch: Batch, vocab: int, seed: int) -> Batch:
+def other_labels(row: int, batch: Batch, vocab: int, seed: int) -> Batch:
     """The labels of another sentence of the batch, where both are real."""
     return Batch(
         batch.inputs, batch.labels.roll(1, 0), batch.weight * batch.weight.roll(1, 0), batch.tokens, batch.masks
@@ -197,22 +197,34 @@ def _spoil(plan: Plan, seed: int, change: Callable[[int, Batch, int, int], Batch
     plan.batch = lambda row, batch, vocab: change(row, batch, vocab, seed) if 0 <= row - start < rows else batch
 
 
+def middle_scaled(start: int, factor: float) -> Callable[[int, list[nn.Module]], None]:
+    """Return what multiplies the gradients of the middle layer from a row on."""
+
+    def scale(row: int, layers: list[nn.Module]) -> None:
+        if row >= start:
+            for parameter in layers[len(layers) // 2].parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    return scale
+
+
 @_family("exogenous", "-", _ANY)
 def corrupt_batch(plan: Plan, edge: float, strength: float, seed: int) -> None:
     """One batch of random tokens."""
-    _spoil(plan, seed, _noise, 1)
+    _spoil(plan, seed, noise, 1)
 
 
 @_family("exogenous", "-", _ANY)
 def corrupt_shard(plan: Plan, edge: float, strength: float, seed: int) -> None:
     """Thirty batches of random tokens."""
-    _spoil(plan, seed, _noise, SHARD)
+    _spoil(plan, seed, noise, SHARD)
 
 
 @_family("exogenous", "-", _ANY)
 def shuffled_labels(plan: Plan, edge: float, strength: float, seed: int) -> None:
     """From a row on labels belong to another sentence."""
-    _spoil(plan, seed, _shuffled, UPDATES)
+    _spoil(plan, seed, other_labels, UPDATES)
 
 
 @_family("exogenous", "-", _ANY)
@@ -246,15 +258,8 @@ def frozen_layer(plan: Plan, edge: float, strength: float, seed: int) -> None:
 @_family("exogenous", "factor of the gradient", (30.0, 1000.0))
 def scaled_layer(plan: Plan, edge: float, strength: float, seed: int) -> None:
     """From a row on the gradients of a middle layer are multiplied."""
-    start = plan.at = begins(seed)
-
-    def scale(row: int, layers: list[nn.Module]) -> None:
-        if row >= start:
-            for parameter in layers[len(layers) // 2].parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(strength)
-
-    plan.gradients = scale
+    plan.at = begins(seed)
+    plan.gradients = middle_scaled(plan.at, strength)
 
 
 @_family("exogenous", "-", _ANY)

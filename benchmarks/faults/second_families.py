@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import WARMUP, Kind, Plan, _noise, _shuffled, constant
+from families import WARMUP, Kind, Plan, constant, middle_scaled, noise, other_labels
 from torch import nn
 
 from stabilitylab.data import Batch
@@ -309,15 +309,8 @@ def _set(loop: Loop, **settings: Any) -> None:
 @_family("exogenous", "factor of the gradient", (30.0, 3000.0), known="tables")
 def layer_scaled(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """From a row on the gradients of a middle layer are multiplied."""
-    start = plan.at = begins(seed)
-
-    def scale(row: int, layers: list[nn.Module]) -> None:
-        if row >= start:
-            for parameter in layers[len(layers) // 2].parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(strength)
-
-    plan.gradients = scale
+    plan.at = begins(seed)
+    plan.gradients = middle_scaled(plan.at, strength)
 
 
 @_family("exogenous", known="tables")
@@ -338,13 +331,13 @@ def _spoil(plan: SecondPlan, seed: int, change: Callable[[int, Batch, int, int],
 @_family("exogenous")
 def shard_corrupt(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """Thirty batches of random tokens."""
-    _spoil(plan, seed, _noise, SHARD)
+    _spoil(plan, seed, noise, SHARD)
 
 
 @_family("exogenous")
 def labels_shuffled(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """From a row on labels belong to another sentence."""
-    _spoil(plan, seed, _shuffled, ROWS)
+    _spoil(plan, seed, other_labels, ROWS)
 
 
 @_family("exogenous")
@@ -424,7 +417,7 @@ def thawed(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
 def batch_strange(plan: SecondPlan, edge: float, strength: float, seed: int) -> None:
     """One batch of random tokens, which heals."""
     start = begins(seed)
-    plan.batch = lambda row, batch, vocab: _noise(row, batch, vocab, seed) if row == start else batch
+    plan.batch = lambda row, batch, vocab: noise(row, batch, vocab, seed) if row == start else batch
 
 
 def _decaying(rate: float, rows: int) -> Callable[[int], float]:

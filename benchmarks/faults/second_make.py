@@ -31,8 +31,9 @@ from make import COMMIT, facts_of, store
 from second_families import FAMILIES, ROWS, SecondPlan
 from second_labels import Labels, labels
 from second_recipes import PILOT, counts, enough, half, more, recipes
-from second_training import COLUMNS, HELD_EVERY, Kept, SecondRecipe, train
+from second_training import COLUMNS, HELD_EVERY, Kept, train
 from subjects import SECOND
+from training import Recipe
 
 LOW, HIGH = 2e-4, 0.4  # rates of a sweep
 BEHIND, IN_A_ROW = 0.25, 3  # nats over the lowest held-out loss, in evaluations one after the other
@@ -56,7 +57,7 @@ def edge_of(kept: Kept) -> float:
 def sweep(subject: str, seed: int, text: Path | None, updates: int) -> Kept:
     """Train a run whose rate goes from 2e-4 to .4."""
     what = SecondPlan(rate=lambda row: LOW * (HIGH / LOW) ** (row / updates))
-    return train(SecondRecipe(subject, seed, "sweep"), 1.0, text, updates, what, LIGHT)
+    return train(Recipe(subject, seed, "sweep"), 1.0, text, updates, what, LIGHT)
 
 
 def edges(
@@ -81,7 +82,7 @@ def edges(
     return found
 
 
-def path_of(recipe: SecondRecipe, out: Path) -> Path:
+def path_of(recipe: Recipe, out: Path) -> Path:
     return out / f"{recipe.name}.parquet"
 
 
@@ -91,12 +92,12 @@ def columns_of(path: Path) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy().astype(float) for name in table.column_names}
 
 
-def make(recipe: SecondRecipe, out: Path, edge: float, text: Path | None, updates: int = ROWS) -> dict[str, Any] | None:
+def make(recipe: Recipe, out: Path, edge: float, text: Path | None, updates: int = ROWS) -> dict[str, Any] | None:
     """Make one run, and its twin before it; return its line of the ledger, None if it is there already."""
     path = path_of(recipe, out)
     if path.exists():
         return None
-    twin = SecondRecipe(recipe.subject, recipe.seed, "twin")
+    twin = Recipe(recipe.subject, recipe.seed, "twin")
     if recipe.family != "twin":
         make(twin, out, edge, text, updates)
     kept = train(recipe, edge, text, updates)
@@ -106,7 +107,7 @@ def make(recipe: SecondRecipe, out: Path, edge: float, text: Path | None, update
     return line(told, ended)
 
 
-def facts(recipe: SecondRecipe, kept: Kept, edge: float) -> dict[str, Any]:
+def facts(recipe: Recipe, kept: Kept, edge: float) -> dict[str, Any]:
     """Return what a run was, and what was said of it."""
     family = FAMILIES[recipe.family]
     return {
@@ -157,7 +158,7 @@ def completed(out: Path, own: Path) -> None:
                 _add(own, line(known, labels(columns_of(path), None if twin == path else columns_of(twin))))
 
 
-def todo(out: Path, subjects: Iterable[str], topped: bool) -> Iterator[SecondRecipe]:
+def todo(out: Path, subjects: Iterable[str], topped: bool) -> Iterator[Recipe]:
     """Yield the runs that are not there, of these subjects; those of a topping-up until there are enough failures."""
     mine = set(subjects)
     if not topped:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from second_families import FAMILIES, families
-from second_training import SecondRecipe
 from subjects import LIBRARY, SECOND
+from training import Recipe
 
 PILOT = (200, 201)  # seeds of the sweeps that find the edges
 CHOOSE, TEST = (8, 10, 12), (9, 11, 13, 15, 17)
@@ -28,7 +28,7 @@ def half(seed: int) -> str:
     return "calibrate" if seed >= CALIBRATE[0] else "test" if seed % 2 else "choose"
 
 
-def recipes() -> Iterator[SecondRecipe]:
+def recipes() -> Iterator[Recipe]:
     """Yield all runs, seed by seed, so that a corpus that is cut short has whole seeds; a twin before what needs it.
 
     Of each subject and seed: a twin, a high but fine rate, a hard case of health, six failures from within, two faults
@@ -48,7 +48,7 @@ def recipes() -> Iterator[SecondRecipe]:
         yield from (of(name, seed, "twin") for name in CALIBRATED)
 
 
-def more(told: Sequence[Mapping[str, Any]]) -> Iterator[SecondRecipe]:
+def more(told: Sequence[Mapping[str, Any]]) -> Iterator[Recipe]:
     """Yield the runs of a topping-up, seed by seed of :data:`RESERVE`: twins, and of each subject three runs by the
     families that failed in a third of their runs of the choosing half or more, the lacking label first.
 
@@ -86,11 +86,11 @@ def counts(told: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     return found["event"] + found["both"], found["collapse"] + found["both"]
 
 
-def of(subject: str, seed: int, family: str) -> SecondRecipe:
+def of(subject: str, seed: int, family: str) -> Recipe:
     """Return a recipe whose strength is drawn evenly in its logarithm, by subject, seed and family."""
     low, high = FAMILIES[family].ends
     random = np.random.default_rng([seed, list(SECOND).index(subject), list(FAMILIES).index(family)])
-    return SecondRecipe(subject, seed, family, float(math.exp(random.uniform(math.log(low), math.log(high)))))
+    return Recipe(subject, seed, family, float(math.exp(random.uniform(math.log(low), math.log(high)))))
 
 
 def archs() -> tuple[str, ...]:

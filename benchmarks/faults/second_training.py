@@ -21,7 +21,7 @@ from judging import MOST_EVENTS, mask_of
 from second_families import ROWS, Loop, SecondPlan, plan
 from subjects import Student, dataset, known, student
 from torch import Tensor, nn
-from training import _backward
+from training import Recipe, backward
 
 import stabilitylab as sl
 from stabilitylab.alarm import Signals, names
@@ -40,20 +40,6 @@ MEASURED = ("nll", "gradient", "lr", "held_out", "source_worth", "attention_spen
 COLUMNS = (*MEASURED, *names())
 
 
-@dataclass(frozen=True)
-class SecondRecipe:
-    """One run: which subject and seed, what is done to it, and how much of it."""
-
-    subject: str
-    seed: int
-    family: str
-    strength: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.subject}-{self.family}-s{self.seed}"
-
-
 @dataclass
 class Kept:
     """What is kept of a run: ``columns`` (rows,) by name, NaN where a row has no number; the row of a fault from
@@ -66,7 +52,7 @@ class Kept:
 
 
 def train(
-    recipe: SecondRecipe,
+    recipe: Recipe,
     edge: float,
     text: Path | None,
     updates: int = ROWS,
@@ -86,7 +72,7 @@ def train(
 
 
 def _trained(
-    recipe: SecondRecipe, what: SecondPlan, text: Path | None, updates: int, path: Path, probes: Sequence[str]
+    recipe: Recipe, what: SecondPlan, text: Path | None, updates: int, path: Path, probes: Sequence[str]
 ) -> dict[int, float]:
     """Write the run directory, and return the worth of its source by row (a decoder has none)."""
     data = dataset(recipe.subject, recipe.seed, text)
@@ -128,7 +114,7 @@ def _trained(
                 group["lr"] = rate
                 if what.shrinks is not None:
                     group["weight_decay"] = what.shrinks(row) / rate
-            nll = _backward(row, what, data, of_tokens)
+            nll = backward(row, what, data, of_tokens)
             what.gradients(row, subject.layers)
             told = watcher.step(loss=nll, nll=nll)
             watcher.note(lr=rate)

@@ -160,7 +160,7 @@ def train(
             rate = what.rate(row)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            nll = _backward(row, what, data, of_tokens)
+            nll = backward(row, what, data, of_tokens)
             what.gradients(row, subject.layers)
             watcher.step(loss=nll, nll=nll)
             watcher.note(lr=rate)
@@ -187,7 +187,7 @@ def first(batch: Batch, sentences: int) -> Batch:
     return Batch(inputs, batch.labels[:sentences], weight, int(weight.sum()), masks)
 
 
-def _backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:
+def backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:
     """Gradients of the mean loss of the row's tokens, which is returned."""
     count, first = what.accumulate(row), what.which(row)
     total = torch.zeros(())

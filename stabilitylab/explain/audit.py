@@ -463,8 +463,8 @@ def _dated(found: Sequence[AuditFinding]) -> list[AuditFinding]:
         before = dated[-1] if dated else None
         if before is not None and before.kind == "unexplained" and one.kind in LASTING:
             first = before.step if one.kind in ("forward", "loss") else before.step - 1
-            evidence = f"{one.evidence}; the replay parted at update {before.step}, so that it began by update {first}"
-            dated[-1] = replace(one, step=first, evidence=evidence.lstrip("; "))
+            parted = f"the replay parted at update {before.step}, so that it began by update {first}"
+            dated[-1] = replace(one.with_evidence(parted), step=first)
         else:
             dated.append(one)
     return dated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from .. import changes
 from ..changes import LoopChange, changes_of
@@ -44,7 +43,7 @@ def _placed(one: AuditFinding, flight: Flight) -> AuditFinding:
     ranks = {who for (step, name), who in flight.partly.items() if step == one.step and one.place in name}
     if not ranks:
         return one
-    return replace(one, evidence=f"{one.evidence}; on {listed(sorted(ranks))} alone".lstrip("; "))
+    return one.with_evidence(f"on {listed(sorted(ranks))} alone")
 
 
 def _finding(one: LoopChange) -> AuditFinding:

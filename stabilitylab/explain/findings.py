@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 Kind = Literal[
@@ -62,6 +62,10 @@ class AuditFinding:
     @property
     def remedy(self) -> str:
         return REMEDIES[self.kind]
+
+    def with_evidence(self, more: str) -> AuditFinding:
+        """Return the finding with more evidence behind its own."""
+        return replace(self, evidence=f"{self.evidence}; {more}".lstrip("; "))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "remedy": self.remedy}

@@ -79,7 +79,7 @@ class DeclaredLoop:
 
     def on_any(self, told: bool) -> bool:
         """Return True if it is true on some process."""
-        return any(self.processes.gathered(told))
+        return self.processes.any(told, self.device)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -168,7 +168,7 @@ def ranks_of(having: Sequence[int]) -> str:
 def _on(one: AuditFinding, having: Sequence[int], processes: Processes) -> AuditFinding:
     if len(having) == processes.size:
         return one
-    return replace(one, evidence=f"{one.evidence}; on {ranks_of(having)} alone".lstrip("; "))
+    return one.with_evidence(f"on {ranks_of(having)} alone")
 
 
 def _order(kind: Kind) -> int:

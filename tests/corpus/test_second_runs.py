@@ -159,7 +159,7 @@ def test_what_was_done_is_in_the_ledger(scripts: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(families, "STALE", 6)
     names = score.NAMES[family]
     for made in ("twin", family):
-        recipe = training.SecondRecipe("postln-d4", 9, made, families.FAMILIES[made].ends[-1])
+        recipe = training.Recipe("postln-d4", 9, made, families.FAMILIES[made].ends[-1])
         kept = training.train(recipe, 0.03, None, 16, probes=("grad_norm", "ln_input"))
         found = {kind: step for kind, step, *_ in kept.diagnosis["events"]}
         if made == "twin":
@@ -188,7 +188,7 @@ def test_what_grows_is_done_by_the_step_and_nothing_else_moves(scripts: Any, fam
 
         training.student = student
         try:
-            recipe = training.SecondRecipe("postln-d4", 9, family)
+            recipe = training.Recipe("postln-d4", 9, family)
             kept = training.train(recipe, 0.03, None, 1, plan, ("grad_norm",))
         finally:
             training.student = own
@@ -211,7 +211,7 @@ def test_units_sink_and_die(scripts: Any) -> None:
     families, training = scripts("second_families"), scripts("second_training")
     plan = families.plan("dead_units", 0.03, 1.0, 9)
     plan.sinks = lambda row: 1.0
-    kept = training.train(training.SecondRecipe("postln-d4", 9, "dead_units"), 0.03, None, 31, plan)
+    kept = training.train(training.Recipe("postln-d4", 9, "dead_units"), 0.03, None, 31, plan)
     silent = kept.columns["silent"][::10]
     assert silent[0] == 0.0
     assert silent[-1] == 1.0
@@ -225,12 +225,12 @@ def test_states_are_those_of_the_model(scripts: Any) -> None:
     families, training, subjects = scripts("second_families"), scripts("second_training"), scripts("subjects")
     plan = families.plan("attention_scale", 0.03, 64.0, 9)
     plan.gradients = lambda row, layers: [own.grad.zero_() for own in layers[1].parameters()]
-    kept = training.train(training.SecondRecipe("postln-d4", 9, "attention_scale"), 0.03, None, 1, plan)
+    kept = training.train(training.Recipe("postln-d4", 9, "attention_scale"), 0.03, None, 1, plan)
     assert kept.columns["dead"][0] == 0.25
     assert kept.columns["attention_spent"][0] == 1.0
     assert kept.columns["silent"][0] == 0.0
 
-    kept = training.train(training.SecondRecipe("preln-ed4", 9, "twin"), 0.03, None, 1)
+    kept = training.train(training.Recipe("preln-ed4", 9, "twin"), 0.03, None, 1)
     data = subjects.dataset("preln-ed4", 9, None)
     fresh, held = subjects.student("preln-ed4", 9, data, None), data.held_out
     fresh.set_row(0)
