@@ -152,7 +152,8 @@ class Quantile(Rule):
 
 
 ROWS, FEATURES = 0, 1  # the two streams of signs
-CHUNK = 1 << 22  # entries that are widened to float64 at a time
+CHUNK = {"cpu": 1 << 17, "cuda": 1 << 22}  # entries that are widened to float64 at a time: a cache full on a CPU
+LEAST_ROWS = 64  # at a time: the signs of a wide tensor's features are read once for them
 GOLDEN, FIRST, SECOND = (  # constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers
     number - (1 << 64) for number in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
 )
@@ -194,15 +195,36 @@ class Sketch:
         bits = (mixed[:, None] >> torch.arange(self.k, device=index.device)) & 1
         return 1.0 - 2.0 * bits.double()
 
+    def signs_of_range(self, count: int, device: torch.device) -> torch.Tensor:  # (count, k) float64
+        """The signs of rows that are numbered from 0 on; kept."""
+        return _signs_of_range(self, 0, count, ROWS, device)
+
     def sums(self, values: torch.Tensor, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
         """The k sums of ``values`` (n, d), (k,) float64. ``rows``: the logical indices of the rows, (n,); the features
         are numbered from ``first`` on."""
-        columns = _feature_signs(self, values.shape[1], first, values.device)
-        total = torch.zeros(self.k, dtype=torch.float64, device=values.device)
-        step = max(1, CHUNK // max(1, values.shape[1]))
-        for some, index in zip(values.split(step), rows.split(step), strict=True):
-            total += ((some.double() @ columns) * self.signs(index, ROWS)).sum(0)
-        return total
+        return self.sums_and_square(values, self.signs(rows, ROWS), first=first)[0]
+
+    def sums_and_square(
+        self, values: torch.Tensor, signs: torch.Tensor, counted: torch.Tensor | None = None, first: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The k sums of ``values`` (n, d), (k,), and ||values||_F^2, 0-dim, of one float64 copy of a bounded part.
+
+        ``signs``: of the rows, (n, k). ``counted``: False for rows that are left out, whatever is in them; (n,)."""
+        columns = _signs_of_range(self, first, values.shape[1], FEATURES, values.device)
+        sums = torch.zeros(self.k, dtype=torch.float64, device=values.device)
+        square = torch.zeros((), dtype=torch.float64, device=values.device)
+        step = max(LEAST_ROWS, CHUNK.get(values.device.type, CHUNK["cuda"]) // max(1, values.shape[1]))
+        room = torch.empty((min(step, len(values)), values.shape[1]), dtype=torch.float64, device=values.device)
+        for start in range(0, len(values), step):
+            part = slice(start, start + step)
+            wide = room[: len(values[part])].copy_(values[part])
+            products, squares = wide @ columns, torch.linalg.vector_norm(wide, dim=1).square()
+            if counted is not None:
+                products = torch.where(counted[part, None], products, 0)
+                squares = torch.where(counted[part], squares, 0)
+            sums += (products * signs[part]).sum(0)
+            square += squares.sum()
+        return sums, square
 
 
 def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
@@ -211,8 +233,8 @@ def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
 
 
 @cache
-def _feature_signs(sketch: Sketch, width: int, first: int, device: torch.device) -> torch.Tensor:
-    return sketch.signs(torch.arange(first, first + width, device=device), FEATURES)
+def _signs_of_range(sketch: Sketch, first: int, count: int, stream: int, device: torch.device) -> torch.Tensor:
+    return sketch.signs(torch.arange(first, first + count, device=device), stream)
 
 
 @dataclass(frozen=True)

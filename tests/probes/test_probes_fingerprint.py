@@ -257,3 +257,68 @@ def test_several_ranks_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
         Watcher(Toy(), ListSink(), probes="fingerprint")
     with Watcher(Toy(), ListSink(), probes="all") as watcher:
         assert not any(name.startswith("fingerprint") for name in watcher.tables)
+
+
+def test_rows_that_do_not_count_add_nothing_whatever_is_in_them() -> None:
+    draw = np.random.default_rng(5)
+    matrix, counted = draw.normal(size=(200, 3000)), draw.random(200) < 0.7  # several parts of bounded size
+    torn = np.where(counted[:, None], matrix, np.nan)
+    signs_of_rows = Sketch(K).signs(torch.arange(200), 0)
+    sums, square = Sketch(K).sums_and_square(torch.tensor(torn), signs_of_rows, torch.tensor(counted))
+    left = np.where(counted[:, None], matrix, 0)
+    np.testing.assert_allclose(sums.numpy(), sketched(left, np.arange(200)), rtol=1e-10, atol=1e-9)
+    assert square.item() == pytest.approx((left**2).sum(), rel=1e-12)
+
+
+class Writes(nn.Module):
+    """Writes into what it gets, as a kernel does that counts no version, before its inner module reads it."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.inner, self.write = nn.Linear(8, 8, bias=False), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(x)
+        return self.inner(x)
+
+
+class Layers(nn.Module):
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), Writes(write), nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.data.copy_(x.data.flip(-1)),  # other places, the same numbers
+        lambda x: x.data[1].mul_(-1),
+        lambda x: x.data[:, 3].add_(1e-3),
+    ],
+    ids=["channels turned", "a sample's sign", "one channel"],
+)
+def test_what_is_written_between_two_modules_is_seen_though_the_tensor_is_the_same(write: Any) -> None:
+    """What leaves a module is not read again where it enters the next, unless something wrote into it meanwhile."""
+    torch.manual_seed(0)
+    model, sink, x = Layers(write), ListSink(), torch.randn(4, 5, 8)
+    seen: dict[str, Tensor] = {}
+    for name, at in (("left", model.layers[0]), ("entered", model.get_submodule("layers.1.inner"))):
+        at.register_forward_hook(
+            lambda module, args, y, name=name: seen.update({name: (y, args[0])[name == "entered"].detach().clone()})
+        )
+    with Watcher(model, sink, probes="fingerprint", every=1, reference=None) as watcher:
+        model(x).square().mean().backward()
+        watcher.step()
+        watcher.flush()
+    found = sums(sink, "fingerprint")
+    index = tokens(np.ones((4, 5), dtype=bool)).reshape(-1)
+    for name, place in (("left", "layers.0:out"), ("entered", "layers.1.inner:in")):
+        np.testing.assert_allclose(
+            found[place], sketched(seen[name].numpy().reshape(-1, 8), index), rtol=1e-5, atol=1e-5
+        )
+    assert not np.allclose(found["layers.0:out"], found["layers.1.inner:in"], rtol=1e-5, atol=1e-5)

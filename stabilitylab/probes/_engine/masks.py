@@ -24,6 +24,7 @@ class Masks:
         self._asked = False
         self._masks: Mask | None = None
         self._found: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
+        self._nearest: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
 
     def __call__(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
         """True per real token, of shape ``tokens``; everywhere for the stack None, that of routed tokens."""
@@ -34,6 +35,11 @@ class Masks:
     def nearest(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
         """Return the mask of this stack, or of the only other stack, whose layout fits the tokens; True everywhere if
         none fits. For values inside a sub-layer, which may be another stack's output."""
+        if (found := self._nearest.get((stack, tokens))) is None:
+            found = self._nearest[stack, tokens] = self._look_nearest(stack, tokens, device)
+        return found
+
+    def _look_nearest(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
         masks = self.given() if stack is not None else None
         every = masks if isinstance(masks, Mapping) else {} if masks is None else {stack: masks}
         fitting = {name: found for name, mask in every.items() if (found := _laid_out(mask, tokens)) is not None}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +14,9 @@ import torch
 from ...schema import Row
 from ..base import Collected, Numbers, ParameterProbe, Probe, probe
 from ..parameters.pieces import Parameters
-from ..parameters.squares import WideNorm, is_counted
+from ..parameters.squares import is_counted
 from ..places.sites import Site, modules_of_layers
-from ..rules import Max, Mean, Norm, Rule, Sketch
+from ..rules import ROWS, Max, Mean, Norm, Rule, Sketch
 
 SKETCH = Sketch(k=16)
 COLUMNS: Mapping[str, Rule] = {"norm": Norm(), "call": Mean(), "ulp": Max(), **SKETCH.columns}
@@ -22,6 +24,8 @@ OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.colu
 UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"ulp": "relative"}
 SAMPLE = 40  # bits of a token's logical index behind the number of its sample
 POSITION = 16  # bits behind its position in the sample
+GOLDEN_RATIO = 5**0.5 / 2 - 0.5
+MULTIPLIED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes that a CPU multiplies
 
 _module_table = partial(
     probe, at=modules_of_layers, unit=UNITS | {"call": "number of the call"}, columns=COLUMNS, log=True
@@ -36,44 +40,108 @@ class _OfModules(Probe):
     in_one_process = by_name = True
 
     def __init__(self) -> None:
-        self._norm = WideNorm()
         self._order: dict[str, int] = {}
         self._samples: dict[str, int] = {}  # of the row so far, by site
         self._kept: dict[str, int] = {}  # those of passes that count
+        self._signs = _Signs()
+        self._recent = _Recent()
 
     def begin_row(self) -> None:
         self._samples, self._kept = {}, {}
+        self._forget()
 
     def end_pass(self, kept: bool) -> None:
         if kept:
             self._kept = dict(self._samples)
         else:
             self._samples = dict(self._kept)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._signs = _Signs()
+        self._recent = _Recent()
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        y = torch.where(weight[..., None], y.detach(), 0) if weight.dim() else y.detach()
-        index = self._logical(site, weight)
+        first = self._samples.get(site.name, 0)
+        self._samples[site.name] = first + (len(weight) if weight.dim() else 1)
         order = self._order.setdefault(site.name, len(self._order))
         call, ulp = (
             torch.full((), number, dtype=torch.float64, device=y.device) for number in (order, torch.finfo(y.dtype).eps)
         )
-        sums = SKETCH.sums(y.reshape(-1, y.shape[-1]) if y.dim() else y.view(1, 1), index)
-        return dict(zip(COLUMNS, (self._norm(y), call, ulp, *sums.unbind()), strict=True))
+        sums, square = self._recent(y, self._signs(weight, first), weight.reshape(-1))
+        return dict(zip(COLUMNS, (square.sqrt(), call, ulp, *sums.unbind()), strict=True))
 
-    def _logical(self, site: Site, weight: torch.Tensor) -> torch.Tensor:
-        """Return the logical index of each token, (tokens,) int64: padding does not count, on either side."""
-        if not weight.dim():
-            return torch.zeros(1, dtype=torch.int64, device=weight.device)
-        first = self._samples.get(site.name, 0)
-        self._samples[site.name] = first + len(weight)
-        if weight.dim() == 1:  # tokens of all samples in one dimension
-            return (weight.cumsum(0) - 1 + first) << POSITION
-        samples = torch.arange(first, first + len(weight), device=weight.device).view(-1, *[1] * (weight.dim() - 1))
-        index = (samples << SAMPLE) + ((weight.cumsum(1) - 1).clamp(min=0) << POSITION)
-        if weight.dim() > 2:
-            inner = torch.arange(weight[0, 0].numel(), device=weight.device).view(weight.shape[2:])
-            index = index + inner
-        return index.reshape(-1)
+
+class _Signs:
+    """The signs of the tokens of a pass, by their mask and the number of the first sample: few, for all places."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, weight: torch.Tensor, first: int) -> torch.Tensor:  # (tokens, k) float64
+        known = self._known.get((id(weight), first))
+        if known is None:  # the mask is kept, so that nobody else gets its id
+            known = self._known[id(weight), first] = (weight, SKETCH.signs(_logical(weight, first), ROWS))
+        return known[1]
+
+
+def _logical(weight: torch.Tensor, first: int) -> torch.Tensor:
+    """Return the logical index of each token, (tokens,) int64: padding does not count, on either side."""
+    if not weight.dim():
+        return torch.zeros(1, dtype=torch.int64, device=weight.device)
+    if weight.dim() == 1:  # tokens of all samples in one dimension
+        return (weight.cumsum(0) - 1 + first) << POSITION
+    samples = torch.arange(first, first + len(weight), device=weight.device).view(-1, *[1] * (weight.dim() - 1))
+    index = (samples << SAMPLE) + ((weight.cumsum(1) - 1).clamp(min=0) << POSITION)
+    if weight.dim() > 2:
+        inner = torch.arange(weight[0, 0].numel(), device=weight.device).view(weight.shape[2:])
+        index = index + inner
+    return index.reshape(-1)
+
+
+class _Recent:
+    """Sums of values of this pass. What leaves a module is often the tensor that enters the next: on a CPU it is read
+    in full once.
+
+    A kernel may write into a tensor without counting a version, so that a product with a fixed vector, which takes a
+    tenth of the time, has to be equal bit for bit as well. On a GPU the comparison would wait for the device."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Read] = {}
+        self._vectors: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def __call__(self, y: torch.Tensor, signs: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = y.detach()
+        values = values.reshape(-1, values.shape[-1]) if values.dim() else values.view(1, 1)
+        if not y.is_cpu or y.is_inference() or y.dtype not in MULTIPLIED:  # inference tensors count no versions
+            return SKETCH.sums_and_square(values, signs, counted)
+        check, known = values @ self._vector(values), self._known.get(id(y))
+        if known is None or not known.is_of(y, signs, check):
+            numbers = SKETCH.sums_and_square(values, signs, counted)
+            known = self._known[id(y)] = _Read(weakref.ref(y), y._version, signs, check, numbers)
+        return known.numbers
+
+    def _vector(self, values: torch.Tensor) -> torch.Tensor:
+        key = (values.shape[1], values.dtype)
+        if (vector := self._vectors.get(key)) is None:
+            steps = torch.arange(1, key[0] + 1, dtype=torch.float64)
+            vector = self._vectors[key] = (0.5 + (steps * GOLDEN_RATIO).frac()).to(key[1])
+        return vector
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read of a tensor, and what it was then."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    signs: torch.Tensor
+    check: torch.Tensor
+    numbers: tuple[torch.Tensor, torch.Tensor]
+
+    def is_of(self, y: torch.Tensor, signs: torch.Tensor, check: torch.Tensor) -> bool:
+        same = self.tensor() is y and self.version == y._version and self.signs is signs
+        return same and torch.equal(self.check, check)
 
 
 @_module_table("fingerprint", on="forward")
@@ -87,7 +155,8 @@ class FingerprintForward(_OfModules):
     ``fingerprint_weight`` and ``fingerprint_weight_gradient``. The group "all" leaves the four out, and several ranks
     are refused.
 
-    Cost: two thin products in float64 per module of a layer, in each forward of a probed row.
+    Cost: two thin products in float64 per module of a layer, in each forward of a probed row; on a CPU a tensor that
+    leaves one module and enters the next is read in full once.
     """
 
     brings = ("fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
@@ -132,10 +201,9 @@ class _OfParameters(ParameterProbe):
         value = torch.view_as_real(value).flatten(-2) if value.is_complex() else value
         matrix = value.reshape(len(value) if value.dim() else 1, -1)
         matrix = matrix.T if parameters.is_turned(number) else matrix
-        sums = SKETCH.sums(matrix, torch.arange(len(matrix), device=value.device))
-        norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)
+        sums, square = SKETCH.sums_and_square(matrix, SKETCH.signs_of_range(len(matrix), value.device))
         ulp = torch.full((1,), torch.finfo(value.dtype).eps, dtype=torch.float64, device=value.device)
-        return (norm.square().view(1), ulp, *sums.view(-1, 1).unbind())
+        return (square.view(1), ulp, *sums.view(-1, 1).unbind())
 
 
 @_parameter_table("fingerprint_weight", phase="step")
