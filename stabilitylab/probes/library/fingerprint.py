@@ -131,7 +131,7 @@ class _Recent:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read of a tensor, and what it was then."""
+    """Numbers that were read of a tensor, and the state that it had then."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
