@@ -59,6 +59,7 @@ SHARED = {
         "probes/_engine/backwards.py",
         "probes/instruments/leftover.py",
         "probes/library/adam.py",
+        "probes/library/fingerprint.py",
         "probes/state/bits.py",
     ),
 }

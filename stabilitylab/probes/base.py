@@ -13,6 +13,7 @@ import torch
 
 from ..registry import Registry, Room
 from ..schema import Phase, Row, Table
+from .parameters.layouts import BatchPart
 from .places.sites import Site, Sites
 from .rules import Mean, Rule, Total
 
@@ -59,12 +60,14 @@ class Probe:
     heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
     in_step: ClassVar[bool] = False  # on="step": does it take what an optimizer sums in its step (Parameters.in_step)?
     in_one_process: ClassVar[bool] = False  # is it taken in a single process alone?
+    in_one_stage: ClassVar[bool] = False  # is it refused where a pipeline, or code of the caller's, splits the model?
     by_name: ClassVar[bool] = False  # is it taken where its name is given, and not with "all"?
     brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
     awake: bool = True  # is the coming row probed?
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
+    of_batch: BatchPart = BatchPart()  # the part of each batch that this rank works on
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

@@ -195,9 +195,9 @@ class Sketch:
         bits = (mixed[:, None] >> torch.arange(self.k, device=index.device)) & 1
         return 1.0 - 2.0 * bits.double()
 
-    def signs_of_range(self, count: int, device: torch.device) -> torch.Tensor:  # (count, k) float64
-        """The signs of rows that are numbered from 0 on; kept."""
-        return _signs_of_range(self, 0, count, ROWS, device)
+    def signs_of_range(self, count: int, device: torch.device, first: int = 0) -> torch.Tensor:  # (count, k) float64
+        """The signs of rows that are numbered from ``first`` on; kept."""
+        return _signs_of_range(self, first, count, ROWS, device)
 
     def sums(self, values: torch.Tensor, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
         """The k sums of ``values`` (n, d), (k,) float64. ``rows``: the logical indices of the rows, (n,); the features

@@ -120,6 +120,10 @@ for kind in ("ddp", "fsdp"):
     CASES[f"{kind}_split_reference"] = lambda folder, kind=kind: train(kind, steps=2, split_reference=True)
     CASES[f"{kind}_histograms"] = lambda folder, kind=kind: train(kind, steps=2, accumulate=2, probes=["histograms"])
     CASES[f"{kind}_alignment"] = lambda folder, kind=kind: train(kind, steps=3, probes="gradient_alignment")
+for kind in ("ddp", "fsdp", "columns", "hsdp"):
+    CASES[f"{kind}_fingerprint"] = lambda folder, kind=kind: train(
+        kind, steps=2, accumulate=2, shares=(3, 3), probes="fingerprint"
+    )
 for kind in ("columns", "hsdp"):
     CASES[f"{kind}_histograms"] = lambda folder, kind=kind: train(kind, steps=2, accumulate=2, probes=["histograms"])
 CASES["columns_updates"] = lambda folder: train("columns", steps=3)

@@ -25,6 +25,11 @@ for plan in PLANS:
 TENSOR_CASES["cut_histograms"] = lambda folder: {
     plan: train_cut(plan, steps=2, probes=["histograms"]) for plan in PLANS
 }
+TENSOR_CASES["cut_fingerprint"] = lambda folder: {
+    plan: train_cut(plan, when, steps=2, probes="fingerprint")
+    for plan, when in zip(PLANS, ("after", "before", "after"), strict=True)
+}
+FOUR_CASES["cut_fingerprint_fsdp"] = lambda folder: train_cut("sequence", around="fsdp", steps=2, probes="fingerprint")
 TENSOR_CASES["cut_start"] = lambda folder: train_cut("columns", dtype=torch.float32, steps=1)
 
 

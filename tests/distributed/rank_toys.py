@@ -39,9 +39,9 @@ def translation(seed: int) -> dict[str, Tensor]:
     return {"source": source, "target": target, "source_mask": source_mask, "target_mask": target_mask}
 
 
-def part(inputs: Mapping[str, Tensor], rank: int | None) -> dict[str, Tensor]:
+def part(inputs: Mapping[str, Tensor], rank: int | None, shares: tuple[int, int] = SHARES) -> dict[str, Tensor]:
     """This rank's sentences; all of them in one process."""
-    return {k: v if rank is None else v.split(SHARES)[rank] for k, v in inputs.items()}
+    return {k: v if rank is None else v.split(shares)[rank] for k, v in inputs.items()}
 
 
 class Uneven(nn.Module):
@@ -156,6 +156,7 @@ def train(
     accumulate: int = 1,
     every: Any = 1,
     split_reference: bool = False,
+    shares: tuple[int, int] = SHARES,
     before: Callable[[Watcher], None] = lambda watcher: None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def train(
         for index in range(accumulate):
             whole = translation(t * accumulate + index)
             tokens = accumulate * int(whole["target_mask"].sum())
-            mine = part(whole, rank)
+            mine = part(whole, rank, shares)
             last = index == accumulate - 1
             with model.no_sync() if kind == "ddp" and not last else nullcontext():
                 logits, real = forward(mine), mine["target_mask"]

@@ -250,10 +250,19 @@ def test_the_name_brings_its_companions_and_no_default_row_has_them() -> None:
     assert not any(PROBES[name].default for name in TABLES)
 
 
-def test_several_ranks_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not know how they share a batch or a layer: a sentence where it is named, and dropped from "all"."""
-    monkeypatch.setattr(Parameters, "alone", False)
-    with pytest.raises(UsageError, match="probe 'fingerprint' is taken in a single process"):
+@pytest.mark.parametrize(
+    ("attribute", "reason"),
+    [
+        ("staged", "does not know how the stages of a pipeline share a batch"),
+        ("split", "does not know parameters that share= says are split"),
+    ],
+)
+def test_stages_and_layouts_of_the_caller_have_none(
+    monkeypatch: pytest.MonkeyPatch, attribute: str, reason: str
+) -> None:
+    """A sentence where it is named; the group "all" leaves it out anyway."""
+    monkeypatch.setattr(Parameters, attribute, True)
+    with pytest.raises(UsageError, match=f"probe 'fingerprint' {reason}"):
         Watcher(Toy(), ListSink(), probes="fingerprint")
     with Watcher(Toy(), ListSink(), probes="all") as watcher:
         assert not any(name.startswith("fingerprint") for name in watcher.tables)

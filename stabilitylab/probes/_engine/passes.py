@@ -18,6 +18,7 @@ from .hooks import Hook, RootHook, Value, is_nested, keep_apart
 from .masks import Masks
 from .watchable import split_by_ddp
 
+EARLY = "is reached before a norm tells how the tokens lie on the ranks"
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 INNER = "shows the product before its last weight to no module, and to no product of matrices that is known"
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -170,6 +171,9 @@ class Pass:
                 board.probe.missed[site.name] = INNER
             if y is None or board.ended:
                 continue
+            if shards is not None and shards.unsure(held[site.take != "input"]):
+                board.probe.missed[site.name] = EARLY
+                continue
             x = entering if site.whole else None
             try:
                 if isinstance(y, Parts):
@@ -180,7 +184,7 @@ class Pass:
                     x, y = site.arranged(x), site.arranged(y)
                 elif shards is not None:  # the part that has the gradient
                     y = held[site.take != "input"]
-                    shape = shards.shape(site.module, site.stack, y)
+                    shape = shards.shape(site.module, site.stack, y, site.take)
                 self.keep(wanted, x, y, self._weight(site, shape, y.device), compiled)
             except Exception as error:
                 self.guard(board, error)
@@ -207,7 +211,7 @@ class Pass:
         sites = [board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"]
         for take, value in zip(("input", "output"), values, strict=True):
             needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
-            yield shards.whole(hook.module, sites[0].stack, value) if needed else value
+            yield shards.whole(hook.module, sites[0].stack, value, take) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """Notes a gradient in compiled code, see :class:`~.training_pass.TrainingPass`."""

@@ -162,7 +162,9 @@ def _missing(
             }[need]
     if probe.in_one_process and not parameters.alone:
         return "is taken in a single process: it does not know yet how several ranks share a batch or a layer"
-    if isinstance(probe, CurvatureProbe) and parameters.split:
+    if probe.in_one_stage and parameters.staged:
+        return "does not know how the stages of a pipeline share a batch"
+    if (probe.in_one_stage or isinstance(probe, CurvatureProbe)) and parameters.split:
         return "does not know parameters that share= says are split"
     if isinstance(probe, (ParameterProbe, CurvatureProbe)):
         return probe.lacks(parameters)

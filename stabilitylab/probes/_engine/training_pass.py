@@ -185,7 +185,7 @@ class TrainingPass(Pass):
     ) -> None:
         site = wanted.board.sites[wanted.row]
         if self.ranks.shards is not None:
-            gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
+            gradient = self.ranks.shards.whole(site.module, site.stack, gradient, site.take)
         if wanted.board.ended or self.paused:
             return
         began = time.perf_counter()

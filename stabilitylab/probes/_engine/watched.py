@@ -112,8 +112,14 @@ class Watched:
         if self.ranks.late:
             check_current(self.optimizers, self.model)
             self.parameters.bind()
-        if (shards := self.ranks.shards_of(self.sites)) is not None:
-            for board in self.boards:
+        self._tell(self.boards)
+
+    def _tell(self, boards: Sequence[Board]) -> None:
+        """Tell the probes what this rank has of a batch and of the heads."""
+        shards = self.ranks.shards_of(self.sites)
+        for board in boards:
+            board.probe.of_batch = self.ranks.found.of_batch(self.ranks.rank)
+            if shards is not None:
                 board.probe.all_heads = shards.all_heads
 
     def extend(self, sites: Sites) -> Sequence[Board]:
@@ -122,6 +128,8 @@ class Watched:
         boards, self.dropped = self._lay(sites=sites, elsewhere=True)
         new = extended(self.boards, boards)
         self.boards += new
+        if self._laid_out:
+            self._tell(new)
         return new
 
     def make_room(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class _OfModules(Probe):
     """Sums of what a module takes or yields; the token's logical index is (sample of the row, position among the real
     tokens of the sample)."""
 
-    in_one_process = by_name = True
+    in_one_stage = by_name = True
 
     def __init__(self) -> None:
         self._order: dict[str, int] = {}
@@ -61,15 +62,24 @@ class _OfModules(Probe):
         self._signs = _Signs()
         self._recent = _Recent()
 
-    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        first = self._samples.get(site.name, 0)
-        self._samples[site.name] = first + (len(weight) if weight.dim() else 1)
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers | None:
+        if self.of_batch.tensor > 1 and (why := self._unlike(site, weight)):
+            self.missed[site.name] = why
+            return None
+        count, part = len(weight) if weight.dim() else 1, self.of_batch
+        before = self._samples.get(site.name, 0)
+        first = before + part.index * count
+        self._samples[site.name] = before + part.parts * count
         order = self._order.setdefault(site.name, len(self._order))
         call, ulp = (
             torch.full((), number, dtype=torch.float64, device=y.device) for number in (order, torch.finfo(y.dtype).eps)
         )
         sums, square = self._recent(y, self._signs(weight, first), weight.reshape(-1))
         return dict(zip(COLUMNS, (square.sqrt(), call, ulp, *sums.unbind()), strict=True))
+
+    def _unlike(self, site: Site, weight: torch.Tensor) -> str:
+        """Return why a value of a tensor-parallel model is not that of one process, as a verb and its object."""
+        return "has other heads on each rank" if weight.dim() > 2 else ""
 
 
 class _Signs:
@@ -152,8 +162,10 @@ class FingerprintForward(_OfModules):
     The mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2 of two runs with an equal batch, which norms do not show:
     ``compare`` and ``bisect`` read it. Sums of micro-batches and of a batch without its padding are those of one batch
     (``mask=`` says what is padding; the batch is the first dimension). Brings ``fingerprint_gradient``,
-    ``fingerprint_weight`` and ``fingerprint_weight_gradient``. The group "all" leaves the four out, and several ranks
-    are refused.
+    ``fingerprint_weight`` and ``fingerprint_weight_gradient``. The group "all" leaves the four out.
+
+    Sums of ranks add up to those of one process whose batch is that of all ranks, one after the other; each has as many
+    samples. Stages of a pipeline are refused, and so is a model that the caller's own code splits (``share=``).
 
     Cost: two thin products in float64 per module of a layer, in each forward of a probed row; on a CPU a tensor that
     leaves one module and enters the next is read in full once.
@@ -169,12 +181,17 @@ class FingerprintGradient(_OfModules):
 
     Cost: as that of ``fingerprint``, in each backward of a probed row."""
 
+    def _unlike(self, site: Site, weight: torch.Tensor) -> str:
+        if site.take == "input":  # elsewhere it is the gradient by way of all modules that take this tensor
+            return "takes a tensor of its own under tensor parallelism"
+        return super()._unlike(site, weight)
+
 
 class _OfParameters(ParameterProbe):
     """Sums of every single parameter, or of its gradient; the logical indices are the output and the input of a weight,
     whichever way it is stored."""
 
-    in_one_process = by_name = True
+    in_one_stage = by_name = True
 
     def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
         raise NotImplementedError
@@ -199,11 +216,15 @@ class _OfParameters(ParameterProbe):
     def _numbers(self, parameters: Parameters, number: int, value: torch.Tensor) -> Sequence[torch.Tensor]:
         value = value.detach().to_dense() if value.is_sparse else value.detach()
         value = torch.view_as_real(value).flatten(-2) if value.is_complex() else value
-        matrix = value.reshape(len(value) if value.dim() else 1, -1)
-        matrix = matrix.T if parameters.is_turned(number) else matrix
-        sums, square = SKETCH.sums_and_square(matrix, SKETCH.signs_of_range(len(matrix), value.device))
+        matrix = value.flatten(1) if value.dim() > 1 else value.view(-1, 1)
+        part = parameters.place_of(number)
+        row, feature = part.start, part.left * math.prod(value.shape[2:])
+        if parameters.is_turned(number):
+            matrix, row, feature = matrix.T, feature, row
+        signs = SKETCH.signs_of_range(len(matrix), value.device, row)
+        sums, square = SKETCH.sums_and_square(matrix, signs, first=feature)
         ulp = torch.full((1,), torch.finfo(value.dtype).eps, dtype=torch.float64, device=value.device)
-        return (square.view(1), ulp, *sums.view(-1, 1).unbind())
+        return ((square * part.share).view(1), ulp, *(sums * part.share).view(-1, 1).unbind())
 
 
 @_parameter_table("fingerprint_weight", phase="step")

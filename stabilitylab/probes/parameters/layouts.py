@@ -39,6 +39,15 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class BatchPart:
+    """The part of each batch that a rank works on: number ``index`` of ``parts``, which ``tensor`` ranks share."""
+
+    index: int = 0
+    parts: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
 class Cut:
     """The cut of a weight by tensor parallelism: along ``dim`` (-1 for replicas), over the ranks of ``mesh``."""
 
@@ -60,6 +69,15 @@ class ModelLayout:
     group: Any = None
     cuts: Mapping[torch.Tensor, Cut] | None = None
     said: bool = False
+
+    def of_batch(self, rank: int) -> BatchPart:
+        """Return the part of each batch that a rank works on: parts are in the order of the ranks, and the ranks of
+        one tensor-parallel group have the same."""
+        if self.tensor == 1:
+            return BatchPart(rank if self.data > 1 else 0, self.data)
+        own = dist.get_process_group_ranks(self.group)
+        beside = own[1] - own[0] == 1  # else tensor parallelism has the first dimension of the mesh
+        return BatchPart(own[0] // self.tensor if beside else own[0], self.data, self.tensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
 from .agreement import Gradient, differing
 from .coverage import covered
-from .layouts import local, local_gradient
+from .layouts import Layout, local, local_gradient
 from .processes import ALONE, Processes
 from .squares import Squares, Values, flattened, is_counted
 
@@ -180,6 +180,15 @@ class Parameters:
     def alone(self) -> bool:
         """True if a single process trains the model."""
         return self._ranks.alone
+
+    @property
+    def staged(self) -> bool:
+        """True if each process trains a stage of a pipeline."""
+        return self._ranks.staged
+
+    def place_of(self, number: int) -> Layout:
+        """Return where this rank's part of a parameter lies in it."""
+        return self._ranks.layout(self._own[number])
 
     @property
     def split(self) -> bool:

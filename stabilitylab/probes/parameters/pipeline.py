@@ -35,6 +35,7 @@ class Pipeline(Ranks):
     activations are then divided by the same number.
     """
 
+    staged = True
     alike = False  # the loss is the last stage's, and kinds of parameters differ
 
     def __init__(self, model: nn.Module, schedule: Any) -> None:

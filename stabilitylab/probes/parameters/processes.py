@@ -27,6 +27,7 @@ class Processes:
 
     alone = True
     late = False  # the layout is read at the first forward
+    staged = False  # each process trains a stage of a pipeline
     rank, size = 0, 1
     shards: ActivationShards | None = None
     apart: Mapping[str, str] = MappingProxyType({})  # table -> the reason why it cannot be added up

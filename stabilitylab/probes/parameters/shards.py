@@ -31,31 +31,38 @@ class ActivationShards:
         self._stacks = {site.module: site.stack for site in sites.norms}
         self._activations = {site.module for site in sites.activations}
         self._tokens: dict[tuple[str, torch.Size], tuple[torch.Size, Any]] = {}  # shard -> whole shape, DTensor
-        self._hooks = [module.register_forward_hook(self._note) for module in self._norms(cuts)]
         self._handed = set(self._heads(sites.attentions))
+        norms = list(self._norms(cuts))
+        self._hooks = [module.register_forward_hook(self._note) for module in norms]
+        self._telling = {module for module in norms if not lies_in(self._paths[module], self._handed)}
+        self._told = False
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
+    def unsure(self, value: Any) -> bool:
+        """True if the tokens of a plain tensor may be spread over the ranks, and no norm was called yet that tells."""
+        return bool(self._telling) and not self._told and not hasattr(value, "placements")
+
     def by_heads(self, name: str) -> bool:
         """True if each rank has other attention heads at a site of that name."""
         return lies_in(name, self._handed)
 
-    def whole(self, module: nn.Module, stack: str, value: Any) -> Any:
-        """Return all of a value that enters or leaves a module, or of its gradient. The parts of other ranks are
-        fetched, so every rank must call this."""
+    def whole(self, module: nn.Module, stack: str, value: Any, take: str) -> Any:
+        """Return all of a value that enters (``take="input"``) or leaves a module, or of its gradient. The parts of
+        other ranks are fetched, so every rank must call this."""
         if not isinstance(value, torch.Tensor):
             return value
         with torch.no_grad():
             tensor: Any = value.detach()
-            if (layout := self._layout(module, stack, tensor)) is not None:
+            if (layout := self._layout(module, stack, tensor, take)) is not None:
                 tensor = _joined(tensor, *layout)
             return whole(tensor)
 
-    def shape(self, module: nn.Module, stack: str, value: torch.Tensor) -> torch.Size:
+    def shape(self, module: nn.Module, stack: str, value: torch.Tensor, take: str) -> torch.Size:
         """Return the shape of the whole value."""
-        layout = self._layout(module, stack, value)
+        layout = self._layout(module, stack, value, take)
         return value.shape if layout is None else layout[0]
 
     def all_heads(self, site: Site, numbers: torch.Tensor) -> torch.Tensor:
@@ -65,14 +72,14 @@ class ActivationShards:
             return numbers
         return _joined(numbers, torch.Size((numbers.shape[0] * cut.mesh.size(), *numbers.shape[1:])), cut.mesh, 0)
 
-    def _layout(self, module: nn.Module, stack: str, value: Any) -> tuple[torch.Size, Any, int] | None:
+    def _layout(self, module: nn.Module, stack: str, value: Any, take: str) -> tuple[torch.Size, Any, int] | None:
         """Return, for a plain tensor that is a part, the shape of the whole, the mesh, and the dimension that is cut;
         else None."""
         if hasattr(value, "placements"):
             return None
         path = self._paths.get(module, "")
         width = value.shape[-1] if value.dim() else 0
-        for cut, full, part in self._widths(path, module):
+        for cut, full, part in self._widths(path, module, take):
             if width == part != full:
                 return torch.Size((*value.shape[:-1], full)), cut.mesh, value.dim() - 1
             if width == full:
@@ -81,11 +88,12 @@ class ActivationShards:
             return known[0], known[1].device_mesh, known[1].placements[-1].dim
         return None
 
-    def _widths(self, path: str, module: nn.Module) -> Iterator[tuple[Cut, int, int]]:
+    def _widths(self, path: str, module: nn.Module, take: str) -> Iterator[tuple[Cut, int, int]]:
         """Yield the widths, over all ranks and on this rank, that a value at a module may have. At a linear they are
-        its own. At an activation they are the widths that the linears around it in the same block lead to and from."""
+        its own: that of its input if the columns of the weight are cut, that of its output if the rows are. At an
+        activation they are the widths that the linears around it in the same block lead to and from."""
         if isinstance(module, nn.Linear):
-            if (cut := self._cuts.get(path)) is not None and cut.dim in (0, 1):
+            if (cut := self._cuts.get(path)) is not None and cut.dim == (1 if take == "input" else 0):
                 yield _width(cut, module, cut.dim)
             return
         home = path if module in self._activations else ""
@@ -111,6 +119,7 @@ class ActivationShards:
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         """Remember the input of a norm of which each rank has some tokens: a plain value of the same local shape is the
         same part."""
+        self._told |= module in self._telling
         given: Any = args[0] if args else None
         placements = getattr(given, "placements", ())
         if placements and placements[-1].is_shard() and placements[-1].dim < given.dim() - 1:
