@@ -1,7 +1,7 @@
 """Turns runs into figures, claims and a page. Nothing here needs torch.
 
-Public beside these names: :mod:`.statistics` (intervals over seeds), :mod:`.paper` (pictures as files) and
-:mod:`.style` (titles and colours).
+Public beside these names: :mod:`.statistics` (intervals over seeds), :mod:`.arrange` and :mod:`.style` (what panels
+share, titles, colours) and :mod:`.paper` (pictures as files).
 """
 
 from .base import (

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import inventory
@@ -46,9 +47,8 @@ def _as_it_is(entry: inventory.Entry, parts: Mapping[tuple[str, int], bytes], id
 
 def _fewer_rows(path: Path, keep: Callable[[int], bool]) -> bytes:
     rows = pq.ParquetFile(path).read()
-    steps = sorted(set(rows["step"].to_pylist()))
-    kept = [step for step in steps if keep(step) or step == steps[-1]]
+    steps = rows["step"].to_numpy()
+    kept = [step for step in np.unique(steps).tolist() if keep(step) or step == steps.max()]
     buffer = io.BytesIO()
-    fewer = rows.filter(pc.is_in(rows["step"], pc.cast(kept, "int64")))
-    pq.write_table(fewer, buffer, write_page_checksum=True)  # type: ignore[arg-type]
+    pq.write_table(rows.filter(pa.array(np.isin(steps, kept))), buffer, write_page_checksum=True)  # type: ignore[arg-type]
     return buffer.getvalue()
