@@ -122,7 +122,8 @@ def test_the_pages_show_the_tables_of_the_cells(validate: ModuleType) -> None:
 
 
 def test_readme_says_the_share_that_was_measured(validate: ModuleType) -> None:
-    rows = [row for row in validate.rows_of(validate.FILE) if row["set"] == "fault" and validate.FAULTS[row["kind"]].scope]
+    every = validate.rows_of(validate.FILE)
+    rows = [row for row in every if row["set"] == "fault" and validate.FAULTS[row["kind"]].scope]
     middle, *_, kinds = validate.share(rows, "right")
     readme = (validate.ROOT / "README.md").read_text(encoding="utf-8")
     listed = {kind.__name__ for kind in validate.LISTED}
