@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,24 @@ def test_an_allowance_is_for_its_modules_alone() -> None:
     assert deep(source, ("stabilitylab.store",)) == ["stabilitylab.stores.x"]
     assert allowance("benchmarks/faults/make.py") == (ANY,)
     assert allowance("benchmarks/steps.py") == allowance("results/shared.py") == ()
+
+
+def test_docs_list_the_public_modules() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("## Public names")[2].partition("The scripts of")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    listed = [f"stabilitylab.{name}" for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    assert sorted(listed) == sorted({*PUBLIC} - {"stabilitylab"}), "docs/architecture.md: the table of public modules"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_public_name_says_what_it_is(module: str) -> None:
+    home = import_module(module)
+    bare = [
+        name
+        for name in PUBLIC[module]
+        if (isinstance(own := getattr(home, name), type) or callable(own))
+        and getattr(own, "__module__", "").startswith("stabilitylab")
+        and not (own.__doc__ or "").strip()
+    ]
+    assert bare == [], f"public names of {module} without a docstring: {', '.join(bare)}"

@@ -1,4 +1,4 @@
-"""The model of a run: what its newest checkpoint computes is what the run measured, and data that changed are refused."""
+"""The model of a run has the loss that the run recorded last; data that have changed are refused."""
 
 from __future__ import annotations
 
