@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stabilitylab.api import watch
+from stabilitylab import watch
 
 AfterBackward = Callable[[torch.Tensor], int]  # loss -> how many numbers were recorded
 Masks = Mapping[str, torch.Tensor]

@@ -36,9 +36,9 @@ from subject import NEVER, UNWATCHED, prepared, trainer, update, warm
 from timing import machine, middle, seconds
 
 from stabilitylab.data import Batch
+from stabilitylab.models import Transformer
 from stabilitylab.models.sublayers import CrossAttention, FeedForward, SelfAttention
 from stabilitylab.models.transformer import KINDS as MODELS
-from stabilitylab.models.transformer import Transformer
 
 SETS = (
     *("model.arch=branchnorm", "model.d_model=512", "model.d_ffn=2048", "model.heads=8", "train.precision=bf16"),

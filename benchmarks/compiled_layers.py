@@ -23,7 +23,7 @@ from subject import NEVER, UNWATCHED, prepared, trainer, update
 from timing import machine, middle, rounds
 
 from stabilitylab.models import transformer
-from stabilitylab.train.loop import Trainer
+from stabilitylab.train import Trainer
 
 EVERY_ROW = ("probes.every=1", f"probes.update_every={NEVER}")
 SUBJECTS = {

@@ -37,9 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes._engine.passes import Pass
 from stabilitylab.probes.parameters import squares as norms
-from stabilitylab.train.fast.graph_replays import Replays
-from stabilitylab.train.loop import Trainer
-from stabilitylab.train.run import Plan
+from stabilitylab.train import Plan, Trainer
+from stabilitylab.train.fast import Replays
 
 UPDATES = 10
 PROBES = ("probes.every=1", f"probes.update_every={UPDATES}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stabilitylab.probes._engine.cadence import is_due
+from stabilitylab.probes import is_due
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from stabilitylab.config import resolve
-from stabilitylab.labels import label
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
 
@@ -40,7 +39,7 @@ def write_run(path: Path, arch: str, seed: int) -> None:
     config = resolve(settings, depth=2 * LAYERS)
     random = np.random.default_rng(seed)
     manifest = {
-        "label": label(config.model),
+        "label": arch,
         "config": config.model_dump(mode="json"),
         "unigram": {"cross_entropy": 6.0, "accuracy": 0.1},
     }

@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from stabilitylab.config import ModelConfig, TrainConfig
 from stabilitylab.data import Batch, Dataset
-from stabilitylab.models.transformer import positions
+from stabilitylab.train import Plan
 from stabilitylab.train.recipe import adamw, learning_rate, token_losses
-from stabilitylab.train.run import Plan
 
 SMALL = ["model.d_model=256", "model.d_ffn=1024", "model.heads=4", "data.sentences=64", "data.max_length=64"]
 SIZES: dict[str, tuple[str, int, list[str]]] = {  # name -> (what a reader calls it, depth, settings)
@@ -42,6 +41,14 @@ SIZES: dict[str, tuple[str, int, list[str]]] = {  # name -> (what a reader calls
 }
 OURS, NEAR = "stabilitylab", 1.0  # NEAR: nats between a first loss and log V
 Forward = Callable[[Batch], Tensor]  # -> logits (B, T, V)
+
+
+def positions(length: int, like: Tensor) -> Tensor:
+    """Sinusoids as ours has them, (length, D): all sines, then all cosines."""
+    width = like.shape[-1]
+    rates = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width)
+    angle = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)
 
 
 class TorchTransformer(nn.Module):

@@ -25,9 +25,10 @@ import torch
 from subject import NEVER, UNWATCHED, prepared, trainer, update, warm
 from timing import machine, middle, rounds
 
-from stabilitylab.probes import PROBES
-from stabilitylab.probes._engine.cadence import REFERENCE_FINENESS, is_due
-from stabilitylab.train.loop import Trainer
+from stabilitylab.probes import PROBES, is_due
+from stabilitylab.train import Trainer
+
+FINENESS = 5  # of the reference pass's rows (see is_due)
 
 
 def subject(arguments: argparse.Namespace, folder: Path, *sets: str, bare: bool = False) -> Trainer:
@@ -100,9 +101,7 @@ def main() -> None:
         steps = subjects["bare"].config.train.steps
     base = np.median(seconds["bare"])
     due = np.mean([is_due(t, "log") for t in range(steps)])
-    reference_rows = np.mean(
-        [is_due(t, "log", REFERENCE_FINENESS) or is_due(t + 1, "log", REFERENCE_FINENESS) for t in range(steps)]
-    )
+    reference_rows = np.mean([is_due(t, "log", FINENESS) or is_due(t + 1, "log", FINENESS) for t in range(steps)])
     plain, probed = (seconds[name] / seconds["bare"] for name in ("plain", "probed"))
     probe_share = due * (np.median(probed) - 1) + (1 - due) * (np.median(plain) - 1)
     pass_share = reference_rows * (np.median(passes) / base - np.median(plain))

@@ -20,7 +20,6 @@ import torch
 from timing import machine, middle, seconds
 
 import stabilitylab as sl
-from stabilitylab.explain.states import bytes_of
 
 DEVICE = torch.device("cpu")
 SIZES = ((2, 128, 4, 128), (6, 256, 4, 256), (8, 512, 2, 256))  # layers, width, rows, tokens
@@ -53,6 +52,14 @@ def kind(mode: str, t: int) -> str:
     if mode != "recorder":
         return mode
     return "snapshot" if t % SNAPSHOTS == 0 else "sketches" if t % DIGESTS == 0 else "recorder"
+
+
+def bytes_of(state: object) -> int:
+    """The size of the tensors in a snapshot."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(map(bytes_of, parts))
 
 
 def cost(layers: int, width: int, rows: int, tokens: int, folder: Path) -> dict[str, object]:

@@ -38,35 +38,30 @@ class Count(NamedTuple):
 def work(device: str, depth: int, seconds: float, folder: str, number: int, barrier: Any, results: Any) -> None:
     """One process: a trainer that counts its updates."""
     import torch
-
-    from stabilitylab.config import parse_set, resolve
-    from stabilitylab.store import RunWriter
-    from stabilitylab.train import plan
-    from stabilitylab.train.loop import Trainer
+    from subject import prepared, trainer
 
     def wait_for_device() -> None:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
     try:
-        prepared = plan(resolve(parse_set([f"train.device={device}", f"train.seed={number}"]), depth=depth))
-        run = RunWriter.create(Path(folder) / str(number), {"config": {}})
-        trainer = Trainer(prepared.config, prepared.dataset, run, prepared.device, recorder=prepared.recorder)
-        for _ in range(WARM if prepared.recorder is None else RECORDED):
-            trainer.update()
-            trainer.row += 1
+        plan = prepared(depth, f"train.device={device}", f"train.seed={number}")
+        own = trainer(plan, Path(folder) / str(number))
+        for _ in range(WARM if plan.recorder is None else RECORDED):
+            own.update()
+            own.row += 1
         wait_for_device()
         barrier.wait(PATIENCE)
         updates, began = 0, time.perf_counter()
         while time.perf_counter() < began + seconds:
-            trainer.update()
-            trainer.row += 1
+            own.update()
+            own.row += 1
             updates += 1
         wait_for_device()
         took = time.perf_counter() - began
         free, whole = torch.cuda.mem_get_info() if device.startswith("cuda") else (0, 0)
         barrier.wait(PATIENCE)  # so that nobody's memory is gone before everybody has looked
-        trainer.watcher.close()
+        own.watcher.close()
         results.put(Count(updates, took, whole - free))
     except BaseException as error:
         barrier.abort()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from timing import machine, middle
 
 SIZES = {"tiny:12": 60, "tiny:48": 24, "tiny:200": 10, "small:12": 8}  # preset:depth -> rounds
 COPIES = 3
@@ -49,8 +50,6 @@ def trainer(size: str, folder: Path) -> Any:
 
 def plain_losses(logits: Any, labels: Any, weight: Any, smoothing: float) -> Any:
     """The same numbers, the gradient left to autograd."""
-    import torch
-
     log_p = torch.log_softmax(logits.float(), dim=-1)
     nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
     return (1 - smoothing) * nll + smoothing * -(log_p.mean(dim=-1) * weight).sum(), nll
@@ -123,14 +122,9 @@ def ingredients(size: str, rounds: int) -> dict[str, np.ndarray]:
 
 
 def table(size: str, seconds: dict[str, np.ndarray]) -> str:
-    random = np.random.default_rng(0)
     lines = [f"| {size}, {len(seconds['after'])} rounds | CPU ms | over after [95 %] |", "|---|---|---|"]
     for name, values in seconds.items():
-        ratios = values / seconds["after"]
-        medians = np.median(random.choice(ratios, (4000, len(ratios))), axis=1)
-        low, high = np.quantile(medians, [0.025, 0.975])
-        ratio = f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(f"| {name} | {1e3 * np.median(values):.1f} | {ratio} |")
+        lines.append(f"| {name} | {1e3 * np.median(values):.1f} | {middle(values / seconds['after'])} |")
     return "\n".join(lines)
 
 
@@ -183,16 +177,6 @@ def parts(size: str, rounds: int = 16) -> str:
     return "\n".join([f"| {size}: part | CPU ms | % |", "|---|---|---|", *rows])
 
 
-def machine() -> str:
-    import torch
-
-    load = os.getloadavg()[0]
-    return (
-        f"{platform.machine()} with {os.cpu_count()} cores, one thread, torch {torch.__version__}, "
-        f"Python {platform.python_version()}; load of the machine meanwhile {load:.1f}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", action="append", default=[], help="preset:depth; may be repeated")
@@ -224,7 +208,10 @@ def main() -> None:
     if asked.write:
         words = [word for word in sys.argv[1:] if word != "--write"]
         title = "Where the time goes" if asked.parts else "Before and after"
-        text = f"## {title}\n\n`python benchmarks/step.py {' '.join(words)}`, {machine()}.\n\n" + "\n\n".join(tables)
+        text = (
+            f"## {title}\n\n`python benchmarks/step.py {' '.join(words)}`, {machine(torch.device('cpu'))}.\n\n"
+            + "\n\n".join(tables)
+        )
         place = Path(__file__).with_suffix(".md")
         sections = place.read_text(encoding="utf-8").split("\n## ") if place.exists() else ["# The step on a CPU\n"]
         kept = [section for section in sections if not section.startswith(title)]

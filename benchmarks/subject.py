@@ -9,9 +9,7 @@ from timing import seconds
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.store import RunWriter
-from stabilitylab.train import plan
-from stabilitylab.train.loop import Trainer
-from stabilitylab.train.run import Plan
+from stabilitylab.train import Plan, Trainer, plan
 
 NEVER = 10**9
 UNWATCHED = ("probes.names=['none']", "probes.every=1", f"probes.update_every={NEVER}")

@@ -4,7 +4,6 @@ at that rate, and the answers, paired by seed. Resumable: what stands in a ledge
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from shared import Lines, rows_of
 
 from stabilitylab.config import resolve
 from stabilitylab.experiments import Experiment
@@ -92,16 +92,13 @@ def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out:
     trainer.discard()
     write_table(out / "searches" / f"{name}.csv", {name: choice})
     rate = choice.lowest if choice.rate is None else choice.rate
-    _append(out / "rates.csv", (arm, layers, f"{rate:g}", int(choice.rate is not None), " ".join(choice.notes)))
+    found = (arm, layers, f"{rate:g}", int(choice.rate is not None), " ".join(choice.notes))
+    Lines(out / "rates.csv", COLUMNS).add(found)
 
 
 def chosen(out: Path) -> dict[tuple[str, int], float]:
     """Return the rates that searches chose: (arm, layers) -> rate."""
-    path = out / "rates.csv"
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {(row["arm"], int(row["layers"])): float(row["lr"]) for row in csv.DictReader(file)}
+    return {(row["arm"], int(row["layers"])): float(row["lr"]) for row in rows_of(out / "rates.csv")}
 
 
 def planned(study: Study, layers: int, data: Settings, out: Path) -> Iterator[tuple[str, int, Experiment]]:
@@ -260,13 +257,3 @@ def make(
             else:
                 wanted = [experiment for _, _, experiment in planned(study, layers, data, given.out)]
                 train(wanted, given.runs / "judged", Ledger(given.out / "ledger.csv"))
-
-
-def _append(path: Path, row: Sequence[Any]) -> None:
-    new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        writer.writerow(row)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+__all__ = ["DamagedError", "DivergedError", "InputError", "ResourceError", "StabilityLabError", "UsageError"]
+
 
 class StabilityLabError(Exception):
     """Base of every error that the command line prints as one sentence (exit code 1)."""

@@ -8,6 +8,8 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
+__all__ = ["Cells", "Row", "Sink", "Table"]
+
 # The data of a row's numbers: the parameters theta_t, and the held-out batch under theta_t; the training batch too; its
 # gradients; the update made of those, theta_t -> theta_{t+1}.
 Phase = Literal["step", "reference", "forward", "backward", "update"]

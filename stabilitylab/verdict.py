@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+__all__ = ["LEVEL_NATS", "READS_NATS", "STATES", "Baseline", "Evaluation", "Trend", "Verdict", "judge"]
+
 UNREAD: Literal["ignores its source"] = "ignores its source"
 State = Literal["diverged", "stuck", "descending", "learning", "trained", "ignores its source", "cannot tell"]
 STATES: tuple[State, ...] = ("trained", "learning", UNREAD, "descending", "stuck", "diverged", "cannot tell")

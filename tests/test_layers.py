@@ -244,7 +244,7 @@ INSIDE = {
         ("store.aside", "store.evaluation", "store.existing", "store.parts"),
         ("store.incident", "store.ledger", "store.pieces"),
         ("store.reader", "store.writer"),
-        ("store.absent", "store.folders", "store.nonfinite", "store.verify"),
+        ("store.absent", "store.folders", "store.nonfinite", "store.thinned", "store.verify"),
         ("store",),
     ),
     "sweep": (
@@ -268,7 +268,7 @@ INSIDE = {
         ("train.adamw", "train.environment", "train.hessian", "train.judging", "train.ranks"),
         ("train.fast", "train.checkpoint"),
         ("train.recipe",),
-        ("train.footprint", "train.passes", "train.recording"),
+        ("train.footprint", "train.passes", "train.recording", "train.trained"),
         ("train.loop",),
         ("train.run",),
         ("train",),

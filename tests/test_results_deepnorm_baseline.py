@@ -191,7 +191,7 @@ def test_runs_are_paired_by_seed_and_differ_in_their_arm_alone(study, tmp_path: 
         list(study.own_rates.planned(study.protocol.STUDY, 12, data, tmp_path))
     for layers in (12, 32):
         for arm in study.protocol.arms(layers):
-            study.own_rates._append(tmp_path / "rates.csv", (arm, layers, 1e-3, 1, ""))
+            study.own_rates.Lines(tmp_path / "rates.csv", study.own_rates.COLUMNS).add((arm, layers, 1e-3, 1, ""))
     for layers, arms in ((12, 7), (32, 5)):
         planned = list(study.own_rates.planned(study.protocol.STUDY, layers, data, tmp_path))
         assert [seed for _, seed, _ in planned] == [seed for seed in range(3, 9) for _ in range(arms)]

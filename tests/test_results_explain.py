@@ -110,11 +110,11 @@ def test_one_fault_and_one_control_are_made_judged_and_not_made_again(validate: 
     assert (control["kind"], control["accused"], control["verdict"]) == ("Plain", "0", "no trouble")
     validate.run(["fault", "healthy"], kinds, ["decoder-only"], [1], file)
     assert file.read_bytes() == before, "a cell that is there was made again"
-    assert "| accused, healthy changes | 0.00 [nan, nan] | 1 | at most .05 |" in validate.say(validate.made(file))
+    assert "| accused, healthy changes | 0.00 [nan, nan] | 1 | at most .05 |" in validate.say(validate.rows_of(file))
 
 
 def test_the_pages_show_the_tables_of_the_cells(validate: ModuleType) -> None:
-    rows = validate.made(validate.FILE)
+    rows = validate.rows_of(validate.FILE)
     assert len(rows) == 6 * sum(map(len, validate.SETS.values())), "the validation is not whole"
     told = "run python results/explain/validate.py --write"
     assert validate.differing(validate.PAGES, validate.anew(rows)) == [], told
@@ -122,7 +122,8 @@ def test_the_pages_show_the_tables_of_the_cells(validate: ModuleType) -> None:
 
 
 def test_readme_says_the_share_that_was_measured(validate: ModuleType) -> None:
-    rows = [row for row in validate.made(validate.FILE) if row["set"] == "fault" and validate.FAULTS[row["kind"]].scope]
+    every = validate.rows_of(validate.FILE)
+    rows = [row for row in every if row["set"] == "fault" and validate.FAULTS[row["kind"]].scope]
     middle, *_, kinds = validate.share(rows, "right")
     readme = (validate.ROOT / "README.md").read_text(encoding="utf-8")
     listed = {kind.__name__ for kind in validate.LISTED}

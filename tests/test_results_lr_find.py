@@ -89,10 +89,10 @@ def test_the_tests_are_those_of_scipy(score: ModuleType) -> None:
     assert score.wilcoxon([math.inf, 0.1], [math.inf, 0.1]) == (0.0, 1.0)
     assert score.holm({"a": 0.02, "b": 0.04}) == {"a": True, "b": True}
     assert score.holm({"a": 0.03, "b": 0.04}) == {"a": False, "b": False}
-    low, high = score.clopper_pearson(0, 12)
+    low, high = score.statistics.share_interval(0, 12)
     assert (low, round(high, 2)) == (0.0, 0.26)
     interval = stats.binomtest(5, 12).proportion_ci(method="exact")
-    assert score.clopper_pearson(5, 12) == pytest.approx((interval.low, interval.high))
+    assert score.statistics.share_interval(5, 12) == pytest.approx((interval.low, interval.high))
 
 
 def written(folder: Path, name: str, rows: list[dict]) -> None:

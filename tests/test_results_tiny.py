@@ -6,7 +6,7 @@ import csv
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stabilitylab.experiments import SWEEPS, Experiment, Recipe, protocol
 from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger
 from stabilitylab.sweep.identity import key_of
+from stabilitylab.train import load_model
 
 HERE = Path(__file__).parents[1] / "results" / "tiny"
 TEXT = {  # of Multi30k, whose files are part of a run's key
@@ -201,8 +202,8 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     assert own["cosine"].tolist() == pytest.approx(last["raw"].tolist(), rel=1e-5)
     source = pd.read_csv(tmp_path / "source.csv")
     assert source["own"].tolist() == pytest.approx([run.metrics["validation_nll"].iloc[-1] for run in made], rel=1e-5)
-    assert source["other"].tolist() == pytest.approx([with_other_sources(keep.restored, run) for run in made], rel=1e-5)
-    assert source["apart"].tolist() == pytest.approx([1 - alike(keep.restored, run) for run in made], rel=1e-4)
+    assert source["other"].tolist() == pytest.approx([with_other_sources(run) for run in made], rel=1e-5)
+    assert source["apart"].tolist() == pytest.approx([1 - alike(run) for run in made], rel=1e-4)
     said = pd.read_csv(tmp_path / "collapse.csv")
     for run, label in zip(made, ("branchnorm", "deepnorm"), strict=True):
         events = [event for event in diagnose(run).events if event.kind == "rank_collapse"]
@@ -233,9 +234,9 @@ def test_every_row_of_a_committed_table_has_all_columns(path: Path) -> None:
     assert {len(row) for row in rows} == {len(header)}
 
 
-def with_other_sources(restored: Callable[[Run], Any], run: Run) -> float:
+def with_other_sources(run: Run) -> float:
     """Sentence by sentence, each alone with the source of the next one of its batch."""
-    model, dataset = restored(run)
+    model, dataset, _ = load_model(run)
     total = tokens = 0.0
     for batch in dataset.validation():
         lengths = batch.weight.sum(1)
@@ -251,9 +252,9 @@ def with_other_sources(restored: Callable[[Run], Any], run: Run) -> float:
     return total / tokens
 
 
-def alike(restored: Callable[[Run], Any], run: Run) -> float:
+def alike(run: Run) -> float:
     """Mean cosine of a token of the encoder's last layer with each other one of its sentence, pair by pair."""
-    model, dataset = restored(run)
+    model, dataset, _ = load_model(run)
     found: list[float] = []
     for batch in dataset.validation():
         outputs: list[torch.Tensor] = []

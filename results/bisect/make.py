@@ -11,26 +11,24 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 from models import MAKERS, batch, loss_in_bf16, loss_of, made
 from mutants import MUTANTS, Mutant
+from shared import Lines
 from torch import nn
 
 import stabilitylab as sl
-from stabilitylab.bisect.forcing import values_of
-from stabilitylab.bisect.judging import LIMIT, blamed, module_of
-from stabilitylab.bisect.matching import matched
-from stabilitylab.bisect.model_pass import fingerprint_of
-from stabilitylab.bisect.rounding import redrawn
+from stabilitylab.bisect import LIMIT, PlaceGap, fingerprint_of, redrawn, values_of
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Callable[[nn.Module, Any], Any]] = {"fp32": loss_of, "bf16": loss_in_bf16}
@@ -56,24 +54,10 @@ COLUMNS = {
 }
 
 
-class Ledger:
-    """A CSV file, a line a cell; a cell that stands in it is not made again."""
-
-    def __init__(self, folder: Path, name: str, keys: int) -> None:
-        self.path, self.columns, self._keys = folder / f"{name}.csv", COLUMNS[name], keys
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self.path.exists():
-            self.path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
-        with self.path.open(encoding="utf-8") as file:
-            self.rows = list(csv.DictReader(file))
-
-    def has(self, *key: object) -> bool:
-        return any([row[c] for c in self.columns[: self._keys]] == [*map(str, key)] for row in self.rows)
-
-    def add(self, *values: object) -> None:
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(values)
-        print(*values, flush=True)
+def note(lines: Lines, *cells: object) -> None:
+    """Add a line, and print it."""
+    lines.add(cells)
+    print(*cells, flush=True)
 
 
 def cells(seeds: int, only: str) -> Iterator[tuple[Mutant, str, int]]:
@@ -97,14 +81,17 @@ def effect(mutant: Mutant, model: str, seed: int) -> float:
     clean, other = pair(mutant, model, seed)
     found = sl.bisect(clean.double(), other.double(), batch(seed), loss_of, controls=1)
     places = found.fed if mutant.phase == "forward" else [p for p in found.places if p.phase == mutant.phase]
-    named = [p.error for p in places if (module_of(p.name) if p.phase == "weights" else blamed(p)) == mutant.where]
-    return max(named, default=0.0)
+    return max((place.error for place in places if blamed(place) == mutant.where), default=0.0)
+
+
+def blamed(place: PlaceGap) -> str:
+    """The module that a place blames; of a parameter its owner."""
+    return place.module if place.phase == "weights" else place.blamed
 
 
 def named(found: Any) -> str:
-    """The module that an answer names; of a parameter its owner."""
-    first = found.first
-    return "" if first is None else module_of(first.name) if first.phase == "weights" else blamed(first)
+    """The module that an answer names."""
+    return "" if found.first is None else blamed(found.first)
 
 
 def by_norms(clean: nn.Module, other: nn.Module, ids: Any, setting: str) -> str:
@@ -114,13 +101,19 @@ def by_norms(clean: nn.Module, other: nn.Module, ids: Any, setting: str) -> str:
     for number in range(3):
         with redrawn(clean, ULP[setting], number + 1):
             controls.append(fingerprint_of(clean, ids, loss_of, "c"))
-    for p in matched(a, b).pairs:
-        if p.phase not in ("forward", "backward"):
-            continue
-        own = [abs(c.passes[p.phase][p.a.name].norm - p.a.norm) for c in controls]
-        if abs(p.a.norm - p.b.norm) > LIMIT * math.sqrt(sum(x * x for x in own) / len(own)):
-            return module_of(p.a.name)
+    for phase in ("forward", "backward"):
+        for name, place in a.passes[phase].items():
+            if (other := b.passes[phase].get(name)) is None:
+                continue
+            own = [abs(c.passes[phase][name].norm - place.norm) for c in controls]
+            if abs(place.norm - other.norm) > LIMIT * math.sqrt(sum(x * x for x in own) / len(own)):
+                return module_of(name)
     return ""
+
+
+def module_of(name: str) -> str:
+    """The module of a place, NAME:in or NAME:out."""
+    return name.rpartition(":")[0]
 
 
 def by_l1(clean: nn.Module, other: nn.Module, ids: Any, setting: str) -> str:
@@ -141,7 +134,7 @@ def judge(mutant: Mutant, model: str, seed: int, setting: str) -> list[object]:
     ids = batch(seed)
     found = sl.bisect(clean, other, ids, (loss_of, SETTINGS[setting]))
     factor = 0.0 if found.first is None else found.first.factor
-    suspected = "" if found.suspected is None else blamed(found.suspected)
+    suspected = "" if found.suspected is None else found.suspected.blamed
     rivals = by_norms(clean, other, ids, setting), by_l1(clean, other, ids, setting)
     return [found.verdict, found.confirmed, named(found), f"{factor:.4g}", suspected, *rivals]
 
@@ -170,22 +163,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", choices=tuple(COLUMNS), action="append")
     given = parser.parse_args(arguments)
     stages = given.stage or list(COLUMNS)
+    ledgers = {name: Lines(given.out / f"{name}.csv", columns) for name, columns in COLUMNS.items()}
     if "effects" in stages:
-        ledger = Ledger(given.out, "effects", 3)
         for cell in cells(given.seeds, given.only):
-            if not ledger.has(cell[0].name, *cell[1:]):
-                ledger.add(cell[0].name, *cell[1:], f"{effect(*cell):.6g}")
+            if not ledgers["effects"].has(cell[0].name, *cell[1:]):
+                note(ledgers["effects"], cell[0].name, *cell[1:], f"{effect(*cell):.6g}")
     if "mutants" in stages:
-        ledger = Ledger(given.out, "mutants", 4)
         for cell in cells(given.seeds, given.only):
             for setting in SETTINGS:
-                if not ledger.has(cell[0].name, *cell[1:], setting):
-                    ledger.add(cell[0].name, *cell[1:], setting, *judge(*cell, setting))
+                if not ledgers["mutants"].has(cell[0].name, *cell[1:], setting):
+                    note(ledgers["mutants"], cell[0].name, *cell[1:], setting, *judge(*cell, setting))
     if "clean" in stages:
-        ledger = Ledger(given.out, "clean", 1)
         for number, (model, seed, kind) in enumerate(clean_pairs()):
-            if given.only in f"{model} {kind} {seed}" and not ledger.has(number):
-                ledger.add(number, model, seed, kind, *clean_pair(model, seed, kind))
+            if given.only in f"{model} {kind} {seed}" and not ledgers["clean"].has(number):
+                note(ledgers["clean"], number, model, seed, kind, *clean_pair(model, seed, kind))
     return 0
 
 

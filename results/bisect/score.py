@@ -7,7 +7,6 @@ python results/bisect/score.py [--folder results/bisect] [--write]
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from stabilitylab.reports.statistics import share_interval
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from page_blocks import differing, renewed
+from shared import rows_of
 
 HERE = Path(__file__).resolve().parent
 PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "bisect.md")
@@ -26,11 +26,7 @@ WHO = {"where": "bisect", "suspected": "bisect, sums only", "norms": "norms", "l
 
 
 def read(folder: Path, name: str) -> list[dict[str, str]]:
-    path = folder / f"{name}.csv"
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / f"{name}.csv")
 
 
 def share(hits: int, of: int) -> str:

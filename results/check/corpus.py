@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks" / "faults"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "benchmarks" / "faults"), str(ROOT), str(HERE.parent)]
 from families import UPDATES, Plan, plan  # noqa: E402
 from judging import mask_of  # noqa: E402
+from shared import Lines, rows_of  # noqa: E402
 from subjects import dataset, student  # noqa: E402
 
 import stabilitylab as sl  # noqa: E402
@@ -38,8 +39,8 @@ MODELS = ("gpt2", "llama")  # how the names of these subjects begin: all that th
 def runs() -> list[dict[str, str]]:
     """Healthy ones and failures from within; GPT-2 and LLaMA first."""
     csv.field_size_limit(1 << 24)
-    with (ROOT / "results" / "alarm" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        found = [row for row in csv.DictReader(file) if row["half"] == "test" and not row["at"] and not row["open"]]
+    every = rows_of(ROOT / "results" / "alarm" / "runs.csv")
+    found = [row for row in every if row["half"] == "test" and not row["at"] and not row["open"]]
     language = [row for row in found if row["subject"].startswith(MODELS)]
     return language + [row for row in found if row not in language and (row["family"], row["seed"]) == ("twin", "1")]
 
@@ -79,19 +80,10 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("stabilitylab").setLevel(logging.ERROR)
     torch.set_flush_denormal(True)
-    path = HERE / "corpus.csv"
-    there: set[str] = set()
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            there = {row["run"] for row in csv.DictReader(file)}
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not there:
-            writer.writeheader()
-        for run in runs():
-            if run["run"] not in there:
-                writer.writerows(list(checked(run, options.data)))
-                file.flush()
+    lines = Lines(HERE / "corpus.csv", COLUMNS)
+    for run in runs():
+        if not lines.has(run["run"]):
+            lines.add(*checked(run, options.data))
 
 
 if __name__ == "__main__":

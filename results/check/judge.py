@@ -26,6 +26,7 @@ PAGE = HERE.parents[1] / "docs" / "preflight.md"
 sys.path.append(str(HERE.parent))
 import page_blocks  # noqa: E402
 from page_blocks import table  # noqa: E402
+from shared import rows_of  # noqa: E402
 
 
 def found(entry: Entry) -> Preflight:
@@ -57,8 +58,7 @@ def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    with (HERE / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return rows_of(HERE / f"{name}.csv")
 
 
 def counts() -> list[str]:

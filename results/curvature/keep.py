@@ -10,8 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from stabilitylab.reports.claims import CLAIMS, judge
-from stabilitylab.reports.collection import Runs
+from stabilitylab.reports import CLAIMS, Runs, judge
 
 HERE = Path(__file__).parent
 COLUMNS = {

@@ -25,6 +25,7 @@ import matplotlib as mpl
 import numpy as np
 from page_blocks import differing, renewed, table
 from protocol import LAYERS, STUDY, arms, constants
+from shared import rows_of
 
 from stabilitylab.onestep import measure
 from stabilitylab.store import Run
@@ -74,11 +75,10 @@ def rows(runs: Path) -> Iterator[tuple[object, ...]]:
 def drawn(path: Path) -> None:
     """Draw ``exact.csv``: a row of panels a depth."""
     found: dict[tuple[int, str, str], dict[int, list[float]]] = {}
-    with (HERE / "exact.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            for what in ("gradient", "change"):
-                own = found.setdefault((int(row["layers"]), what, row["arm"]), {})
-                own.setdefault(int(row["layer"]), []).append(float(row[what]))
+    for row in rows_of(HERE / "exact.csv"):
+        for what in ("gradient", "change"):
+            own = found.setdefault((int(row["layers"]), what, row["arm"]), {})
+            own.setdefault(int(row["layer"]), []).append(float(row[what]))
     figure, axes = plt.subplots(len(LAYERS), 2, figsize=(9, 6.4), layout="constrained", sharey="col")
     titles = {
         "gradient": ("Gradient of each layer's parameters", "L2 norm"),
@@ -121,10 +121,9 @@ def closed() -> list[str]:
 def first_last() -> list[str]:
     """The table of the measured ratios, from exact.csv: geometric means over seeds."""
     found: dict[tuple[int, str], dict[int, list[tuple[float, float]]]] = {}
-    with (HERE / "exact.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            own = found.setdefault((int(row["layers"]), row["arm"]), {})
-            own.setdefault(int(row["layer"]), []).append((float(row["gradient"]), float(row["change"])))
+    for row in rows_of(HERE / "exact.csv"):
+        own = found.setdefault((int(row["layers"]), row["arm"]), {})
+        own.setdefault(int(row["layer"]), []).append((float(row["gradient"]), float(row["change"])))
     lines = []
     for (layers, arm), own in found.items():
         means = {layer: np.exp(np.mean(np.log(values), axis=0)) for layer, values in own.items()}

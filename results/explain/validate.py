@@ -7,8 +7,6 @@ tables of what is there.
 from __future__ import annotations
 
 import argparse
-import csv
-import math
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -20,16 +18,17 @@ import numpy as np
 import torch
 from faults import FAULTS, LISTED
 from healthy import DECOYS, HEALTHY
-from scipy import stats
 from subjects import FIRST, STEPS, Loop, loss_fn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from page_blocks import differing, renewed
+from shared import Lines, rows_of
 
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
 from stabilitylab.errors import StabilityLabError
+from stabilitylab.reports.statistics import t_interval
 
 SETS = {"fault": FAULTS, "healthy": HEALTHY, "decoy": DECOYS}
 MODELS = ("decoder-only", "encoder-decoder")
@@ -129,29 +128,17 @@ def cell(group: str, name: str, model: str, seed: int, steps: int = STEPS) -> di
     return row
 
 
-def made(file: Path) -> list[dict[str, str]]:
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as held:
-        return list(csv.DictReader(held))
-
-
 def run(groups: list[str], kinds: list[str], models: list[str], seeds: list[int], file: Path) -> None:
     """Make the cells that are missing, one line each."""
-    known = {(row["set"], row["kind"], row["model"], row["seed"]) for row in made(file)}
+    lines = Lines(file, COLUMNS, end="\r\n")
     for group in groups:
         for name in SETS[group]:
             for model in models:
                 for seed in seeds:
-                    if (kinds and name not in kinds) or (group, name, model, str(seed)) in known:
+                    if (kinds and name not in kinds) or lines.has(group, name, model, seed):
                         continue
                     row = cell(group, name, model, seed)
-                    is_new = not file.exists()
-                    with file.open("a", encoding="utf-8", newline="") as held:
-                        writer = csv.DictWriter(held, COLUMNS)
-                        if is_new:
-                            writer.writeheader()
-                        writer.writerow(row)
+                    lines.add(row)
                     print(group, name, model, seed, row.get("verdict", row.get("error")), row.get("right"), flush=True)
 
 
@@ -160,12 +147,9 @@ def share(rows: list[dict[str, str]], column: str) -> tuple[float, float, float,
     by_kind: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append(float(row[column] or 0))
-    means = np.array([np.mean(values) for values in by_kind.values()])
-    if len(means) < 2:
-        return float(means.mean()) if len(means) else math.nan, math.nan, math.nan, len(means)
-    half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means)))
-    middle = float(means.mean())
-    return middle, max(0.0, middle - half), min(1.0, middle + half), len(means)
+    found = t_interval(float(np.mean(values)) for values in by_kind.values())
+    low, high = (found.low, found.high) if found.n < 2 else (max(0.0, found.low), min(1.0, found.high))
+    return found.mean, low, high, found.n
 
 
 def say(rows: list[dict[str, str]]) -> str:
@@ -231,7 +215,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if not (given.say or given.write):
         run(given.sets, given.kinds, given.models, given.seeds, given.out)
-    rows = made(given.out)
+    rows = rows_of(given.out)
     print(f"{say(rows)}\n\n{by_kind(rows)}")
     if given.write:
         differing(PAGES, anew(rows), write=True)

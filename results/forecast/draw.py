@@ -16,8 +16,7 @@ import truth
 from make import HERE, known
 from truth import Cell, Edge
 
-from stabilitylab.reports import style
-from stabilitylab.reports.base import Map, Panel, Picture
+from stabilitylab.reports import Map, Panel, Picture, style
 from stabilitylab.reports.paper import write
 
 Case = tuple[str, int, int]  # architecture, layers, warm-up

@@ -10,10 +10,10 @@ that a stopped call goes on where it was, with the run that it was at. ``--data 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 import truth
+from shared import Lines, multi30k, rows_of
 from truth import Cell, Judged, Outcome
 
 from stabilitylab import train
 from stabilitylab.config import Config, parse_set, resolve
 from stabilitylab.store import Run
-from stabilitylab.train import checkpoint
-from stabilitylab.train.run import Nobody
 
 HERE = Path(__file__).parent
 KEY = ("arch", "layers", "warmup", "seed", "shift", "k")
@@ -48,8 +48,7 @@ def settings(cell: Cell, k: int, data: str) -> list[str]:
     own += [f"train.steps={truth.JUDGED[0]}", 'probes.names=["none"]']
     if data == "synthetic":
         return [*own, "data.source=synthetic"]
-    train_text, valid = (f"{Path(data) / name}.de.gz,{Path(data) / name}.en.gz" for name in ("train", "val"))
-    return [*own, f"data.source=text:{train_text}", f"data.valid={valid}"]
+    return [*own, *(f"data.{key}={value}" for key, value in multi30k(Path(data)).items())]
 
 
 def config(cell: Cell, k: int, data: str, more: Sequence[str] = ()) -> Config:
@@ -64,15 +63,15 @@ def make(cell: Cell, k: int, given: argparse.Namespace) -> tuple[dict[str, Any],
     what: Outcome | None = None
     for updates in truth.JUDGED:
         if not seen:
-            ended = train.start(train.plan(config(cell, k, given.data, given.set)), given.runs, path.name, Nobody())
+            ended = train.start(train.plan(config(cell, k, given.data, given.set)), given.runs, path.name)
         else:
-            ended = train.resume(path, updates, Nobody())
+            ended = train.resume(path, updates)
         if ended.verdict is None:
             raise SystemExit("stopped; the same command goes on.")
         seen.append(Judged(updates, ended.verdict.state, ended.verdict.nll_gap))
         if what := truth.outcome(seen):
             break
-    checkpoint.discard(path / "checkpoints")  # its weights are of no further use
+    shutil.rmtree(path / "checkpoints")  # its weights are of no further use
     run, last = Run.open(path), seen[-1]
     key = dict(zip(KEY, (cell.arch, cell.layers, cell.warmup, cell.seed, cell.shift, k), strict=True))
     line = {
@@ -100,22 +99,11 @@ def make(cell: Cell, k: int, given: argparse.Namespace) -> tuple[dict[str, Any],
 def known(path: Path) -> dict[Cell, dict[int, Outcome]]:
     """Cell -> number of the rate -> outcome, of what stands in runs.csv."""
     found: dict[Cell, dict[int, Outcome]] = defaultdict(dict)
-    if path.exists():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                layers, warmup, seed, k = (int(row[name]) for name in ("layers", "warmup", "seed", "k"))
-                cell = Cell(row["arch"], layers, warmup, seed, float(row["shift"]))
-                found[cell][k] = row["outcome"]  # pyright: ignore[reportArgumentType]
+    for row in rows_of(path):
+        layers, warmup, seed, k = (int(row[name]) for name in ("layers", "warmup", "seed", "k"))
+        cell = Cell(row["arch"], layers, warmup, seed, float(row["shift"]))
+        found[cell][k] = row["outcome"]  # pyright: ignore[reportArgumentType]
     return found
-
-
-def append(path: Path, columns: Sequence[str], row: dict[str, Any]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 def main() -> None:
@@ -141,8 +129,8 @@ def main() -> None:
                 if (k := truth.wanted(own, *truth.start(cell, all_known))) is None:
                     break
                 line, course = make(cell, k, given)
-                append(given.out / "course.csv", COURSE, course)
-                append(given.out / "runs.csv", RUN, line)
+                Lines(given.out / "course.csv", COURSE).add(course)
+                Lines(given.out / "runs.csv", RUN).add(line)
                 print(f"{cell} lr {line['lr']:g}: {line['outcome']} ({line['states']})", flush=True)
 
 

@@ -11,20 +11,15 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from bare import is_there
 from parts import Progress
-from place import CACHE, Clock, Place, State
+from place import CACHE, Clock, Place, State, replace_file
 
-from stabilitylab.probes._engine.cadence import is_due
-from stabilitylab.store import Run, inventory, load_runs
-from stabilitylab.store.files import replace_file
-from stabilitylab.store.identity import Identity, identity_of
+from stabilitylab.probes import is_due
+from stabilitylab.store import Run, load_runs, thinned
 
 SHOWN = Path("h200")
 PIECE, PIECES = 14 * 2**20, 3  # bytes that go into one archive, and archives of runs
@@ -238,8 +233,12 @@ def unpack(*folders: Path) -> int:
 
 
 def _files(run: Path) -> list[tuple[str, bytes]]:
-    whole = [*_thinned(run, every_row=True)]
-    return whole if sum(len(data) for _, data in whole) <= WHOLE else [*_thinned(run)]
+    """The files of a run without weights; of a large one the probes' rows of the schedule "log" and every 50th."""
+    for keep in (None, lambda step: is_due(step, "log") or step % EVERY == 0):
+        files = [((run / path).as_posix(), data) for path, data in thinned(run, keep)]
+        if sum(len(data) for _, data in files) <= WHOLE:
+            break
+    return files
 
 
 def _plain(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -247,39 +246,3 @@ def _plain(path: Path) -> Iterator[tuple[str, bytes]]:
     for file in files:
         if file.suffix in PLAIN and not file.name.startswith("."):
             yield file.as_posix(), file.read_bytes()
-
-
-def _thinned(run: Path, every_row: bool = False) -> Iterator[tuple[str, bytes]]:
-    """The files of a run without weights and text, of the probes' rows those of the schedule "log" and every 50th, or
-    all; and an inventory that fits."""
-    parts: dict[tuple[str, int], bytes] = {}
-    for file in sorted(each for each in run.rglob("*") if each.is_file()):
-        within = file.relative_to(run)
-        if within.parts[0] == "checkpoints" or file.name.startswith("."):
-            continue
-        data = file.read_bytes()
-        if within.parts[0] == "probes" and file.suffix == ".parquet" and not every_row:
-            data = parts[within.parts[1], int(file.stem.rpartition("-")[2])] = _fewer_steps(file)
-        if file.name != inventory.FILE:
-            yield file.as_posix(), data
-    identity = identity_of(json.loads((run / "run.json").read_bytes()))
-    if (found := inventory.read(run, identity)) is not None:
-        listed = {key: [_as_it_is(entry, parts, identity) for entry in own] for key, own in found.entries.items()}
-        yield (run / inventory.FILE).as_posix(), inventory.text_of(replace(found, entries=listed), identity).encode()
-
-
-def _as_it_is(entry: inventory.Entry, parts: Mapping[tuple[str, int], bytes], identity: Identity) -> inventory.Entry:
-    if (data := parts.get((entry.table, entry.part))) is None:
-        return entry
-    steps = pq.read_table(io.BytesIO(data), columns=["step"])["step"].to_numpy()
-    return inventory.entry_of(entry.table, entry.part, steps, memoryview(data), identity)
-
-
-def _fewer_steps(path: Path) -> bytes:
-    rows = pq.ParquetFile(path).read()
-    steps = sorted(set(rows["step"].to_pylist()))
-    kept = [step for step in steps if is_due(step, "log") or step % EVERY == 0 or step == steps[-1]]
-    buffer = io.BytesIO()
-    fewer = rows.filter(pc.is_in(rows["step"], pc.cast(kept, "int64")))
-    pq.write_table(fewer, buffer, write_page_checksum=True)  # type: ignore[arg-type]
-    return buffer.getvalue()

@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +29,12 @@ DTYPES = (torch.bfloat16, torch.float32)
 TELLING = ("mm", "attention", "fmha", "flash", "sdpa", "cudnn", "softmax", "pad")
 MASKS = {"padding": 1, "everything": 0}  # tokens that the shortest sentence has left
 LOW = -1e30  # of a masked token
+KERNELS = {  # name in run.json -> kernel of scaled_dot_product_attention, and whether torch may choose it now
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.flash_sdp_enabled),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.mem_efficient_sdp_enabled),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.cudnn_sdp_enabled),
+    "math": (SDPBackend.MATH, torch.backends.cuda.math_sdp_enabled),
+}
 
 
 def kernels(device: torch.device, smoke: bool) -> list[dict[str, Any]]:
@@ -36,10 +44,9 @@ def kernels(device: torch.device, smoke: bool) -> list[dict[str, Any]]:
     sentence has a single token left, and behind one that leaves a sentence nothing, as no run has it.
     """
     from stabilitylab.config import TrainConfig
-    from stabilitylab.probes.numerics import enabled
-    from stabilitylab.train.environment import attention_kernels
+    from stabilitylab.train import provenance
 
-    own = attention_kernels(TrainConfig(), device)
+    own = provenance(TrainConfig(), device)["numerics"]["attention"]
     cases = itertools.product((("auto", own), ("torch", None)), DTYPES, LENGTHS[:2] if smoke else LENGTHS, MASKS)
     found = []
     for (choice, chosen), dtype, length, masked in cases:
@@ -48,7 +55,8 @@ def kernels(device: torch.device, smoke: bool) -> list[dict[str, Any]]:
         names = profiled(work, device)
         facts = {"choice": choice, "dtype": str(dtype).removeprefix("torch."), "length": length, "masked": masked}
         finite = all(bool(each.isfinite().all()) for each in gradients())
-        found.append({**facts, "finite": finite, "allowed": list(chosen or enabled()), "kernels": names})
+        allowed = chosen or [kernel for kernel, (_, is_on) in KERNELS.items() if is_on()]
+        found.append({**facts, "finite": finite, "allowed": allowed, "kernels": names})
     return found
 
 
@@ -56,8 +64,6 @@ def attended(
     size: tuple[int, int], length: int, dtype: torch.dtype, device: torch.device, chosen: Any, left: int
 ) -> tuple[Callable[[], list[torch.Tensor]], Callable[[], None]]:
     """The gradients of q, k and v, and what makes them; of the first sentence ``left`` tokens are not masked."""
-    from stabilitylab.probes.numerics import attention
-
     torch.manual_seed(0)
     rows, heads = size
     shape = (rows, heads, length, 64)
@@ -67,7 +73,7 @@ def attended(
     mask[0, :, :, left:] = LOW
 
     def work() -> None:
-        with attention(chosen):
+        with sdpa_kernel([KERNELS[kernel][0] for kernel in chosen]) if chosen else nullcontext():
             torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask).sum().backward()
 
     return lambda: [each.grad for each in inputs if each.grad is not None], work
@@ -158,7 +164,7 @@ def capture(device: torch.device, smoke: bool) -> list[dict[str, Any]]:
 
 def main() -> int:
     from stabilitylab.config import TrainConfig
-    from stabilitylab.train.environment import provenance
+    from stabilitylab.train import provenance
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("kernels", "memory", "capture"))

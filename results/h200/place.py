@@ -7,19 +7,41 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stabilitylab.errors import InputError, ResourceError
-from stabilitylab.store.files import make_directory, replace_file, writing
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("de", "en")
 SPLITS = ("train", "val", "test_2016_flickr")
 RESERVE = 25.0  # seconds of a call that are left for the tables and the archive
 CACHE = Path("cache")  # vocabularies and encoded text, which a call elsewhere need not make again
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A refusal of the operating system as one sentence about ``path`` (ResourceError)."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ResourceError(f"cannot write {path} ({reason}): free some space or name another folder.") from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, and a call that is cut, finds the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
 
 class Clock:
@@ -140,7 +162,8 @@ class Place:
         shown = " ".join("python" if word == self.python else word for word in command).replace(f"{ROOT}/", "")
         self.log.line(f"$ {shown}")
         began = time.monotonic()
-        make_directory(output.parent)
+        with writing(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
         with writing(output), output.open("w") as file:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=cwd
@@ -183,10 +206,10 @@ def settle(work: Path, out: Path, data: Path | None) -> None:
                 f"--data {data} has no {missing[0].name}: name a folder with {', '.join(SPLITS)}, each as .de and .en, "
                 "plain or .gz."
             )
-    make_directory(out)
-    make_directory(work)
+    for folder in (out, work, work / "runs"):
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     os.chdir(work)
-    make_directory(Path("runs"))
     os.environ["STABILITYLAB_CACHE"] = str(CACHE.resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     if data is not None:
@@ -201,7 +224,7 @@ def check_device(smoke: bool) -> dict[str, str]:
     import torch
 
     from stabilitylab.config import TrainConfig
-    from stabilitylab.train.environment import provenance
+    from stabilitylab.train import provenance
 
     if not smoke and not torch.cuda.is_available():
         raise ResourceError(f"torch {torch.__version__} sees no CUDA device: run this on one, or try --smoke on a CPU.")

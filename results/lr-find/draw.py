@@ -15,7 +15,7 @@ import numpy as np
 from make import HERE
 from score import OWN, RIVALS, Scores
 
-from stabilitylab.reports.base import DIVERGED, Map, Panel, Picture
+from stabilitylab.reports import DIVERGED, Map, Panel, Picture
 from stabilitylab.reports.paper import write
 
 WORST = 1.0  # nats: a larger regret has the colour of this one

@@ -11,7 +11,6 @@ optuna (``pip install optuna``); without it that rival is left out, and said. Ab
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 import platform
@@ -21,21 +20,20 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import models
 import numpy as np
 import torch
+from shared import Lines
 
-from stabilitylab.lr_find.find import plan_of, search
-from stabilitylab.lr_find.halving import DELTA, DELTA_SHARE
-from stabilitylab.lr_find.result import RateAnswer
-from stabilitylab.lr_find.subject import RateSubject
-from stabilitylab.lr_find.trials import Budget, Silence
+from stabilitylab.lr_find import RateAnswer, RatePlan, RateSubject, search_rates
 from stabilitylab.probes import evaluation
 
 HERE = Path(__file__).resolve().parent
 STAGES = ("search", "rivals", "truth")
 SEEDS, TRUE_SEEDS = (0, 1, 2), (11, 12, 13)
+DELTA, DELTA_SHARE = 0.05, 0.1  # nats, and of the fall of the loss: those of README and of the search
 COARSE = 150  # updates of the cheapest rival
 COUNT, LEAST, MOST = 9, math.sqrt(2), 2.0  # rates of a truth, and the factor between neighbours
 WARMUPS_OF = ("gpt2", "postln")  # of which the least warm-up is checked
@@ -49,45 +47,26 @@ RIVALS = ("model", "rival", "rate", "cost", "why", "machine")
 TRUTHS = ("model", "kind", "rate", "seed", "warmup", "loss", "start", "failed", "machine")
 
 
-class Ledger:
-    """A CSV file to which lines are appended, each synced."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self.columns = path, columns
-
-    def rows(self) -> list[dict[str, str]]:
-        if not self.path.exists():
-            return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-
-    def append(self, **row: Any) -> None:
-        new = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow({"machine": machine(), **row})
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def machine() -> str:
     """What may change a digit: torch, instruction set, Python (whose library is the text)."""
     capability = torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, {capability}, python {platform.python_version()}, text {models.text()[2]}"
 
 
-def searched(case: Any, horizon: int, runs: Path, ledger: Ledger) -> None:
+def add(ledger: Lines, **row: Any) -> None:
+    """Add a line with the machine that made it."""
+    ledger.add({"machine": machine(), **row})
+
+
+def searched(case: Any, horizon: int, runs: Path, ledger: Lines) -> None:
     """Search the rates of a model as a user does."""
     subject = case.subject(SEEDS, horizon)
-    plan = plan_of(subject, horizon, SEEDS, None)
+    plan = RatePlan(subject.rate, horizon, SEEDS, subject.warmup)
     out = runs / case.name
-    found = search(subject, plan, out, Budget(), resume=out.exists(), audience=Silence())
+    found = search_rates(subject, plan, out, resume=out.exists())
     if found.signal is not None:
         raise KeyboardInterrupt
-    ledger.append(**line_of(case.name, found, out))
+    add(ledger, **line_of(case.name, found, out))
 
 
 def line_of(name: str, found: RateAnswer, out: Path) -> dict[str, Any]:
@@ -190,7 +169,7 @@ def fault(course: Sequence[tuple[int, float]]) -> str:
     return "the loss rose and stays up" if all(loss > lowest + margin for loss in tail) else ""
 
 
-def rivals(case: Any, horizon: int, found: dict[str, str], ledger: Ledger) -> Iterator[tuple[str, Callable[[], Any]]]:
+def rivals(case: Any, horizon: int, found: dict[str, str], ledger: Lines) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the rivals that the ledger lacks, each with the call that makes its line."""
     have = {row["rival"] for row in ledger.rows() if row["model"] == case.name}
     subject = case.subject(SEEDS, horizon)
@@ -333,7 +312,7 @@ def true_rates(named: Sequence[float], own: Sequence[float]) -> list[float]:
     return [float(f"{rate:.4g}") for rate in [*rates, *outside]]
 
 
-def truths(case: Any, horizon: int, found: dict[str, str], named: Sequence[float], ledger: Ledger) -> None:
+def truths(case: Any, horizon: int, found: dict[str, str], named: Sequence[float], ledger: Lines) -> None:
     """Run the truth of a model: its rates, the largest safe rate itself, and warm-ups where they are checked."""
     have = {
         (row["kind"], float(row["rate"]), int(row["seed"]), int(row["warmup"]))
@@ -351,8 +330,8 @@ def truths(case: Any, horizon: int, found: dict[str, str], named: Sequence[float
         for seed in TRUE_SEEDS:
             if (kind, rate, seed, warmup) not in have:
                 loss, start, failed = run(subject, rate, seed, horizon, warmup=warmup)
-                ledger.append(
-                    model=case.name, kind=kind, rate=rate, seed=seed, warmup=warmup, loss=loss, start=start,
+                add(
+                    ledger, model=case.name, kind=kind, rate=rate, seed=seed, warmup=warmup, loss=loss, start=start,
                     failed=failed,
                 )  # fmt: skip
 
@@ -369,8 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(models.CASES)}")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    searches = Ledger(given.out / "searches.csv", SEARCHES)
-    chosen, true = Ledger(given.out / "rivals.csv", RIVALS), Ledger(given.out / "truths.csv", TRUTHS)
+    searches = Lines(given.out / "searches.csv", SEARCHES)
+    chosen, true = Lines(given.out / "rivals.csv", RIVALS), Lines(given.out / "truths.csv", TRUTHS)
     for name in given.models or models.CASES:
         case = models.CASES[name]
         if "search" in given.stage and name not in {row["model"] for row in searches.rows()}:
@@ -384,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for rival, call in rivals(case, given.horizon, found, chosen):
                 print(f"{name}: {rival}", file=sys.stderr)
                 try:
-                    chosen.append(model=name, rival=rival, **call())
+                    add(chosen, model=name, rival=rival, **call())
                 except ImportError as error:
                     print(f"{name}: {rival} is left out ({error}): pip install optuna", file=sys.stderr)
         if "truth" in given.stage:

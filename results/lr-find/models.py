@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from stabilitylab.config import resolve
 from stabilitylab.data import load_data
-from stabilitylab.lr_find.reference import reference
-from stabilitylab.lr_find.subject import RateSubject, of_yours
+from stabilitylab.lr_find import RateSubject, model_subject, reference_subject
 
 HORIZON = 1500
 HELD_OUT = 8  # batches
@@ -58,7 +57,7 @@ class Case:
             with quiet():
                 return self.make()
 
-        return of_yours(
+        return model_subject(
             fresh,
             lambda t: self.batch(False, (seeds[0], t)),
             self.loss,
@@ -88,7 +87,7 @@ class ReferenceCase:
         }
         config = resolve(settings, depth=LAYERS)
         dataset = load_data(config.data, stack=config.model.stack)
-        return reference(config, dataset, torch.device("cpu"))
+        return reference_subject(config, dataset, torch.device("cpu"))
 
 
 LAYERS = 6  # of encoder and decoder together

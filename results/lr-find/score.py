@@ -7,7 +7,6 @@ python results/lr-find/score.py [--folder results/lr-find] [--write]
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,9 @@ from scipy import stats
 
 sys.path.append(str(HERE.parent))
 import page_blocks
+from shared import rows_of
+
+from stabilitylab.reports import statistics
 
 OWN = "lr-find"
 RIVALS = ("best of 150", "3e-4", "range test, steepest", "range test, valley", "Hyperband")
@@ -130,33 +132,15 @@ def wilcoxon(own: Sequence[float], other: Sequence[float]) -> tuple[float, float
 
 def holm(p: Mapping[str, float], level: float = LEVEL) -> dict[str, bool]:
     """Which hypotheses Holm's procedure rejects."""
-    found, rejects = {}, True
-    for place, name in enumerate(sorted(p, key=lambda name: p[name])):
-        rejects = rejects and p[name] <= level / (len(p) - place)
-        found[name] = rejects
-    return found
-
-
-def clopper_pearson(count: int, of: int) -> tuple[float, float]:
-    """The exact 95 % interval of a share."""
-    low = 0.0 if count == 0 else float(stats.beta.ppf(0.025, count, of - count + 1))
-    high = 1.0 if count == of else float(stats.beta.ppf(0.975, count + 1, of - count))
-    return low, high
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return {name: adjusted <= level for name, adjusted in zip(p, statistics.holm([*p.values()]), strict=True)}
 
 
 class Scores:
     """The scores of all models whose truth is whole."""
 
     def __init__(self, folder: Path) -> None:
-        self.searches = {row["model"]: row for row in read(folder / "searches.csv")}
-        rivals, truths = read(folder / "rivals.csv"), read(folder / "truths.csv")
+        self.searches = {row["model"]: row for row in rows_of(folder / "searches.csv")}
+        rivals, truths = rows_of(folder / "rivals.csv"), rows_of(folder / "truths.csv")
         self.truths = {name: [row for row in truths if row["model"] == name] for name in self.searches}
         self.curves = {name: found for name, rows in self.truths.items() if len((found := curve(rows)).rates) >= 3}
         self.rates = {
@@ -240,7 +224,7 @@ class Scores:
             ("best rates covered", sum(self.covers(name)[0] for name in names)),
             ("safe rates covered", sum(self.covers(name)[1] for name in names)),
         ):
-            low, high = clopper_pearson(count_of, len(names))
+            low, high = statistics.share_interval(count_of, len(names))
             lines.append(f"- {count_of} of {len(names)} {what} [{low:.0%}, {high:.0%}].")
         return lines
 

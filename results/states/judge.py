@@ -13,19 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 from cells import CHOICE, LATER, TEST, UPDATES
-from scipy.stats import beta
 
+from stabilitylab.reports.statistics import share_interval
 from stabilitylab.verdict import LEVEL_NATS, STATES, Baseline, Evaluation, Verdict, judge
 
 HERE = Path(__file__).parent
 CAUSES = ("depth", "rate", "initialisation", "ramp", "none")
-
-
-def interval(count: int, n: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % interval of a share."""
-    low = float(beta.ppf(0.025, count, n - count + 1)) if count else 0.0
-    high = float(beta.ppf(0.975, count + 1, n - count)) if count < n else 1.0
-    return low, high
 
 
 def state(run: pd.Series, course: pd.DataFrame) -> Verdict:
@@ -65,7 +58,7 @@ def judged(folder: Path) -> pd.DataFrame:
 def share(count: int, n: int) -> str:
     if not n:
         return "-"
-    low, high = interval(count, n)
+    low, high = share_interval(count, n)
     return f"{count} of {n}: {count / n:.2f} [{low:.2f}, {high:.2f}]"
 
 

@@ -10,21 +10,22 @@ to update 1600. What stands in ``runs.csv`` is not made again, so that a stopped
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 from cells import LATER, UPDATES, Cell, order
+from shared import Lines, multi30k
 
 from stabilitylab import train
 from stabilitylab.config import Config, parse_set, resolve
 from stabilitylab.store import Run
-from stabilitylab.train.run import Nobody
 
 HERE = Path(__file__).parent
 RUN = (
@@ -36,9 +37,8 @@ COURSE = ("cell", "seed", "step", "nll", "accuracy")
 
 
 def config(cell: Cell, seed: int, data: Path) -> Config:
-    files = {name: f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", "val")}
     settings = [f"model.arch={cell.arch}", f"train.seed={seed}", f"data.seed={seed}", f"train.steps={UPDATES}"]
-    settings += [f"data.source=text:{files['train']}", f"data.valid={files['val']}", 'probes.names=["none"]']
+    settings += [*(f"data.{key}={value}" for key, value in multi30k(data).items()), 'probes.names=["none"]']
     return resolve(parse_set([*settings, *cell.settings]), depth=cell.layers)
 
 
@@ -57,9 +57,9 @@ def make(cell: Cell, seed: int, data: Path, folder: Path) -> tuple[dict[str, Any
     ends, found = [], []
     for updates in (UPDATES, LATER):
         if updates == UPDATES:
-            train.start(train.plan(settings), folder, path.name, Nobody())
+            train.start(train.plan(settings), folder, path.name)
         else:
-            train.resume(path, updates, Nobody())
+            train.resume(path, updates)
         run = Run.open(path)
         last = run.arrow("metrics").to_pylist()[-1]
         ends.append((last["validation_nll"], last["validation_accuracy"]))
@@ -81,22 +81,6 @@ def make(cell: Cell, seed: int, data: Path, folder: Path) -> tuple[dict[str, Any
     return dict(zip(RUN, values, strict=True)), found
 
 
-def done(path: Path) -> set[tuple[str, str]]:
-    if not path.exists():
-        return set()
-    with path.open(newline="") as file:
-        return {(row["cell"], row["seed"]) for row in csv.DictReader(file)}
-
-
-def append(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
@@ -104,15 +88,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="folder of runs.csv and course.csv")
     parser.add_argument("--half", type=int, choices=(0, 1), help="every other run, for two processes at once")
     given = parser.parse_args()
+    runs, courses = Lines(given.out / "runs.csv", RUN), Lines(given.out / "course.csv", COURSE)
     for number, (cell, seed) in enumerate(order()):
         if given.half is not None and number % 2 != given.half:
             continue
-        if (cell.name, str(seed)) in done(given.out / "runs.csv"):
+        if runs.has(cell.name, seed):
             continue
         line, found = make(cell, seed, given.data, given.runs)
-        rows = [{"cell": cell.name, "seed": seed, **dict(zip(COURSE[2:], row, strict=True))} for row in found]
-        append(given.out / "course.csv", COURSE, rows)
-        append(given.out / "runs.csv", RUN, [line])
+        courses.add(*((cell.name, seed, *row) for row in found))
+        runs.add(line)
         print(f"{cell.name} {seed}: {line['nll_160'] - line['validation_unigram']:+.3f} after {UPDATES}", flush=True)
 
 

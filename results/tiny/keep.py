@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from shared import Lines
 
 from stabilitylab.config import validated
-from stabilitylab.data import Dataset, load_data
-from stabilitylab.data.corpus import PAD
 from stabilitylab.diagnose import diagnose
 from stabilitylab.lr_find import Choice
-from stabilitylab.models import build_model
-from stabilitylab.probes.library.rank import likeness
 from stabilitylab.store import Run
-from stabilitylab.sweep.rates import TRIAL, trials
-from stabilitylab.train import checkpoint
+from stabilitylab.sweep import TRIAL, trials
+from stabilitylab.train import load_model
 
 WHICH = ("arm", "layers", "seed", "lr", "T", "updates")  # layers a side
 DIGITS = 6  # significant ones of what is kept
@@ -70,22 +66,11 @@ def beginning(run: Run, out: Path) -> None:
     _append(out / "beginning.csv", names, run, data.itertuples(index=False, name=None))
 
 
-def restored(run: Run) -> tuple[torch.nn.Module, Dataset]:
-    """The model of the newest checkpoint, in evaluation, and its data."""
-    config = validated(run.config)
-    dataset = load_data(config.data, stack=config.model.stack)
-    model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    state = checkpoint.load(run.path / "checkpoints", torch.device("cpu"))
-    model.load_state_dict(state["model"])
-    model.set_row(int(state["row"]))
-    return model.eval(), dataset
-
-
 @torch.inference_mode()
 def sentences(run: Run, out: Path) -> None:
     """``sentences.csv``: the loss of each validation sentence [nats, summed over its tokens] after training, of the
     newest checkpoint; the first line has their numbers of tokens."""
-    model, dataset = restored(run)
+    model, dataset, _ = load_model(run)
     losses: list[float] = []
     tokens: list[float] = []
     for batch in dataset.validation():
@@ -94,11 +79,10 @@ def sentences(run: Run, out: Path) -> None:
         real = batch.weight.sum(1) > 0
         losses += each.sum(1)[real].tolist()
         tokens += batch.weight.sum(1)[real].tolist()
-    path = out / "sentences.csv"
-    columns = tuple(f"s{place}" for place in range(len(losses)))
-    if not path.exists():
-        _write(path, [(*WHICH, *columns), (*["tokens"] * len(WHICH), *map(int, tokens))])
-    _write(path, [(*which(run), *(f"{loss:.{DIGITS}g}" for loss in losses))])
+    lines = Lines(out / "sentences.csv", (*WHICH, *(f"s{place}" for place in range(len(losses)))))
+    if not lines.path.exists():
+        lines.add((*["tokens"] * len(WHICH), *map(int, tokens)))
+    lines.add((*which(run), *(f"{loss:.{DIGITS}g}" for loss in losses)))
 
 
 @torch.inference_mode()
@@ -106,7 +90,7 @@ def source(run: Run, out: Path) -> None:
     """``source.csv``: the validation loss [nats/token] after training, with each sentence's own source and with that of
     another one, the next of its batch (sentences are sorted by length, so that it is about as long); and how alike the
     encoder leaves a sentence's tokens: the mean of 1 - cosine of a token with the others, as probe ``rank`` has it."""
-    model, dataset = restored(run)
+    model, dataset, _ = load_model(run)
     left: list[torch.Tensor] = []
     encoder: Any = model.encoder
     encoder.layers[-1].register_forward_hook(lambda *given: left.append(given[-1]))
@@ -116,12 +100,20 @@ def source(run: Run, out: Path) -> None:
             logits = model(**inputs).float()
             each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
             sums[place] += float((each * batch.weight).sum())
-        here = batch.inputs["source"] != PAD
+        here = batch.inputs["source_mask"]
         hidden = torch.where(here[..., None], left[-2].double(), 0)
-        apart += float((1 - likeness(hidden, here)[0])[here].sum())
+        apart += float((1 - token_cosine(hidden, here))[here].sum())
         words += int(here.sum())
         tokens += float(batch.weight.sum())
     _append(out / "source.csv", ("own", "other", "apart"), run, [(*(each / tokens for each in sums), apart / words)])
+
+
+def token_cosine(hidden: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """(B, T, D), zeros on padding -> of each token the mean cosine with the others of its sentence, (B, T)."""
+    count = real.sum(1)[:, None].double()
+    units = torch.where(real[..., None], hidden / torch.linalg.vector_norm(hidden, dim=-1)[..., None], 0)
+    others = (units * units.sum(1, keepdim=True)).sum(-1) - 1
+    return torch.where(count > 1, others / (count - 1), 1)
 
 
 def collapse(run: Run, out: Path) -> None:
@@ -157,26 +149,10 @@ def choice(out: Path, arm: str, layers: int, found: Choice) -> None:
 
 
 def _append(path: Path, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:
-    header = (*WHICH, *columns)
-    if not path.exists():
-        _write(path, [header])
-    with path.open(newline="") as file:
-        if tuple(known := next(csv.reader(file), [])) != header:
-            raise SystemExit(f"{path} has the columns {','.join(known)}, not {','.join(header)}: move it away first.")
-    made = [(*which(run), *(f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row)) for row in rows]
-    if short := next((row for row in made if len(row) != len(header)), None):
-        raise ValueError(f"a row of {path.name} has {len(short)} cells, and its header {len(header)}: {short}")
-    _write(path, made)
-
-
-def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("a", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    made = ((f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row) for row in rows)
+    Lines(path, (*WHICH, *columns)).add(*((*which(run), *row) for row in made))
 
 
 def has(path: Path, run: Run) -> bool:
     """Does the table hold this run?"""
-    if not path.exists():
-        return False
-    with path.open(newline="") as file:
-        return any(tuple(row[: len(WHICH)]) == tuple(map(str, which(run))) for row in csv.reader(file))
+    return Lines(path, WHICH).has(*which(run))

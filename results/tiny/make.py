@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import keep
 from own_rates import one_by_one
+from shared import multi30k
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
 from stabilitylab.lr_find import Rungs
@@ -51,8 +52,7 @@ PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[K
 
 
 def recipe(data: Path, judged_on: str = "val") -> Recipe:
-    train, valid = (f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", judged_on))
-    return Recipe("tiny", {"data": {"source": f"text:{train}", "valid": valid}})
+    return Recipe("tiny", {"data": multi30k(data, judged_on)})
 
 
 def make(experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping: Sequence[Keep] = ()) -> None:

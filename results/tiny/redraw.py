@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from stabilitylab.arch_notes import notes
-from stabilitylab.reports import paper
+from stabilitylab.models import ARCHS
+from stabilitylab.reports import Panel, Picture, Series, paper, style
 from stabilitylab.reports.arrange import alike
-from stabilitylab.reports.base import Panel, Picture, Series
 from stabilitylab.reports.figures.branchnorm import figure_3
 from stabilitylab.reports.figures.deepnet import figure_5
 from stabilitylab.reports.figures.table import stability
@@ -41,10 +40,11 @@ def table(name: str) -> pd.DataFrame:
 
 def label_of(title: str) -> str:
     """``branchnorm T=1`` of ``BranchNorm T=1``: the label that stands behind a printed name."""
-    for said in sorted(notes().values(), key=lambda said: -len(said.title or "")):
-        if said.title and title.startswith(said.title):
-            rest = title.removeprefix(said.title)
-            return said.name + (f"/{label_of(rest[1:])}" if rest.startswith("/") else rest)
+    names = {style.title(name): name for name in ARCHS}
+    for printed in sorted(names, key=len, reverse=True):
+        if title.startswith(printed):
+            rest = title.removeprefix(printed)
+            return names[printed] + (f"/{label_of(rest[1:])}" if rest.startswith("/") else rest)
     raise ValueError(f"no architecture has the name {title!r}")
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 from cells import HERE, cells, interval, number, states, title
 from page_blocks import table
 
-from stabilitylab.diagnose.detectors.rank import NOTHING
 from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import t_interval
 
+NOTHING = 0.01  # nats a token: what `diagnose` calls a source that is worth nothing
 KINDS = (("nothing", -math.inf, NOTHING), ("less than a nat", NOTHING, 1.0), ("a nat or more", 1.0, math.inf))
 GROWTHS = {protocol.BRANCH: "linear", f"{protocol.BRANCH} exp": "exponential", f"{protocol.BRANCH} sigmoid": "sigmoid"}
 

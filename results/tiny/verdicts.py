@@ -16,10 +16,11 @@ from page_blocks import table
 from sources import NOTHING, of_comparison, of_growths, of_ramps, reading
 
 from stabilitylab.experiments import protocol
-from stabilitylab.reports.claims import CLAIMS, NAMED_LATER, STAGES
+from stabilitylab.reports import CLAIMS
 
 Rows = Callable[[pd.DataFrame], pd.Series]
-START, EARLY, TRAINED = STAGES
+START, EARLY, TRAINED = "initialisation", "first updates", "after training"  # the stages of claims
+NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"  # in claims.csv
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
 DECIDED = ("reproduced", "contradicted", "not reproduced", "inconclusive")
 

@@ -3,12 +3,40 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ..callable_package import make_callable
 from .differences import Gap, gap
 from .judging import LIMIT, PlaceGap
 from .prints import Fingerprint, PlacePrint
 from .result import Bisection
 
-__all__ = ["LIMIT", "Bisection", "Fingerprint", "Gap", "PlaceGap", "PlacePrint", "gap"]
+if TYPE_CHECKING:
+    from .forcing import values_of
+    from .model_pass import fingerprint_of
+    from .rounding import redrawn
+
+_HOME = {"fingerprint_of": "model_pass", "redrawn": "rounding", "values_of": "forcing"}  # need torch
+
+__all__ = [
+    "LIMIT",
+    "Bisection",
+    "Fingerprint",
+    "Gap",
+    "PlaceGap",
+    "PlacePrint",
+    "fingerprint_of",
+    "gap",
+    "redrawn",
+    "values_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stabilitylab.bisect' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
 
 make_callable(__name__, "find")

@@ -52,6 +52,12 @@ class PlaceGap:
         return module_of(self.name)
 
     @property
+    def blamed(self) -> str:
+        """The module in which the difference of this place arises: its own, or, where data enter it, the module around
+        it. "" is the model itself."""
+        return self.module.rpartition(".")[0] if self.enters else self.module
+
+    @property
     def enters(self) -> bool:
         """True where data enter a module in this pass, so that what is wrong here happened outside of it."""
         return self.name.endswith(":out" if self.phase == "backward" else ":in")
@@ -204,12 +210,6 @@ def _other_tensors(pairs: Sequence[Pair]) -> set[str]:
 def first_over(places: Sequence[PlaceGap], limit: float) -> PlaceGap | None:
     """Return the first place whose added error is above ``limit`` times its control."""
     return next((place for place in places if place.is_over(limit)), None)
-
-
-def blamed(place: PlaceGap) -> str:
-    """Return the name of the module in which the difference of a place arises: its own, or, where data enter it, the
-    module around it. "" is the model itself."""
-    return place.module.rpartition(".")[0] if place.enters else place.module
 
 
 def coarser_ulp(*prints: Fingerprint) -> float:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..errors import listed
-from .judging import PlaceGap, blamed
+from .judging import PlaceGap
 
 Verdict = Literal["identical", "rounding", "different"]
 SUSPECTS = {
@@ -53,7 +53,7 @@ class Bisection:
     @property
     def where(self) -> str:
         """The module in which the first difference arises, by its name in the first; "" without a difference."""
-        return "" if self.first is None else blamed(self.first) or "the model itself, outside of its layers"
+        return "" if self.first is None else self.first.blamed or "the model itself, outside of its layers"
 
     @property
     def largest(self) -> PlaceGap | None:

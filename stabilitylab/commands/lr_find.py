@@ -121,7 +121,7 @@ def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> Rat
     ``plan``: horizon, seeds, and the warm-up of the command line (None: that of the function). ``width``: its
     ``scale``; 0 for a function without one.
     """
-    from ..lr_find.subject import of_yours
+    from ..lr_find.subject import model_subject
     from ..train.environment import prepare_process
 
     prepare_process(1)
@@ -132,7 +132,7 @@ def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> Rat
 
     given = dict(call())
     warmup = plan["warmup"] if plan["warmup"] is not None else given.get("warmup")
-    return of_yours(
+    return model_subject(
         given["model"],
         given.get("batches") or [given["batch"]],
         given["loss_fn"],
@@ -161,7 +161,7 @@ def _of_call(given: Mapping[str, Any]) -> tuple[Any, Any]:
 def subject_of_config(config: Config) -> RateSubject:
     """Return the subject of a reference model."""
     from ..data import load_data
-    from ..lr_find.reference import reference
+    from ..lr_find.reference import reference_subject
     from ..train.environment import prepare_process, resolve_device
     from ..train.footprint import check_memory, estimate
 
@@ -169,7 +169,7 @@ def subject_of_config(config: Config) -> RateSubject:
     device = resolve_device(config.train)
     dataset = load_data(config.data, stack=config.model.stack)
     check_memory(estimate(config, dataset, device, False), device)
-    return reference(config, dataset, device)
+    return reference_subject(config, dataset, device)
 
 
 def _of_factory(factory: str, plan: Mapping[str, Any], widths: Sequence[int]) -> dict[int, Callable[[], RateSubject]]:
@@ -189,7 +189,7 @@ def _search(
     jobs: int,
     resume: bool,
 ) -> RateAnswer | ScaledRates:
-    from ..lr_find.find import plan_of, search
+    from ..lr_find.find import plan_of, search_rates
     from ..lr_find.scale import scaled
     from ..lr_find.trials import Budget
     from ..lr_find.workers import RateWorkers
@@ -197,9 +197,11 @@ def _search(
     def one(subject: RateSubject, make: Callable[[], RateSubject], out: Path, budget: Budget) -> RateAnswer:
         wanted = plan_of(subject, plan["horizon"], plan["seeds"], delta)
         if jobs == 1:
-            return search(subject, wanted, out, budget, resume=resume, audience=display)
+            return search_rates(subject, wanted, out, budget, resume=resume, audience=display)
         with RateWorkers(jobs, make, wanted, out) as workers:
-            return search(subject, wanted, out, budget, resume=resume, audience=display, workers=workers, jobs=jobs)
+            return search_rates(
+                subject, wanted, out, budget, resume=resume, audience=display, workers=workers, jobs=jobs
+            )
 
     budget = Budget(*limits)
     if 0 in makers:

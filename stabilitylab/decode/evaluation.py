@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from ..config import Config, validated
-from ..data import Dataset, load_data
 from ..errors import InputError, UsageError
-from ..models import Transformer, build_model
 from ..store import Run
 from ..store.evaluation import write_evaluation
-from ..train import checkpoint
+from ..train import checkpoint, load_model
 from ..train.environment import prepare_process, resolve_device
 from . import translations
 from .beam import translate
@@ -56,10 +53,8 @@ def evaluate(
             raise UsageError(f"{name} = {value} must be at least 1.")
     prepare_process(config.train.threads)
     where = resolve_device(config.train.model_copy(update={"device": device}))
-    dataset = load_data(config.data, stack=config.model.stack)
-    _same_data(run, dataset)
+    model, dataset, row = load_model(run, where)
     passage = dataset.passage(data, max_length).head(sentences)
-    model, row = _restored(run, config, dataset, where)
 
     started = time.perf_counter()
     hypotheses = [""] * len(passage)
@@ -126,27 +121,3 @@ def _opened(path: Path) -> tuple[Run, Config]:
     if not checkpoint.found(path / "checkpoints"):
         raise InputError(f"{path} has no checkpoint to translate with: let the run end, or continue it with --resume.")
     return run, config
-
-
-def _same_data(run: Run, dataset: Dataset) -> None:
-    """Raise InputError if the data have changed: another text would give another vocabulary, and every id another
-    meaning."""
-    now, then = dataset.describe(), run.manifest["data"]
-    keys = ("train_sha256", "held_out_sha256", "tokenizer_sha256")
-    if any(now.get(key) != then.get(key) for key in keys):
-        raise InputError(f"the data of {run.path} have changed since it was trained: restore them to evaluate it.")
-
-
-def _restored(run: Run, config: Config, dataset: Dataset, device: torch.device) -> tuple[Transformer, int]:
-    state = checkpoint.load(run.path / "checkpoints", device, run.identity)
-    sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
-    model = build_model(config.model, **sizes).to(device)
-    try:
-        model.load_state_dict(state["model"])
-        row = int(state["row"])
-    except (KeyError, RuntimeError, TypeError) as error:
-        raise InputError(
-            f"the newest checkpoint of {run.path} does not belong to its configuration; remove it."
-        ) from error
-    model.set_row(row)
-    return model.eval(), row

@@ -123,4 +123,5 @@ AUTHORS = merge(
 
 
 def probing(*names: str, every: int | str = "log", update_every: int | str = "log") -> dict[str, Any]:
+    """Return the settings of the probes ``names`` (none: no probe), and how often their rows come."""
     return {"probes": {"names": names or ("none",), "every": every, "update_every": update_every}}

@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ..callable_package import make_callable
+from .result import Bracket, RateAnswer
 from .search import Choice, RateResult, RateTrial, RateTrials, Rungs, choose
 
-__all__ = ["Choice", "RateResult", "RateTrial", "RateTrials", "Rungs", "choose"]
+if TYPE_CHECKING:
+    from .find import search_rates
+    from .halving import RatePlan
+    from .reference import reference_subject
+    from .scale import ScaledRates
+    from .subject import RateSubject, model_subject
+
+_HOME = {  # need torch, but for the plan
+    "RatePlan": "halving",
+    "RateSubject": "subject",
+    "ScaledRates": "scale",
+    "model_subject": "subject",
+    "reference_subject": "reference",
+    "search_rates": "find",
+}
+
+__all__ = [
+    "Bracket",
+    "Choice",
+    "RateAnswer",
+    "RatePlan",
+    "RateResult",
+    "RateSubject",
+    "RateTrial",
+    "RateTrials",
+    "Rungs",
+    "ScaledRates",
+    "choose",
+    "model_subject",
+    "reference_subject",
+    "search_rates",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stabilitylab.lr_find' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
 
 make_callable(__name__, "find")

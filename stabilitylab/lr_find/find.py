@@ -20,7 +20,7 @@ from .halving import SEEDS, WARMUPS, RatePlan, halve
 from .result import RateAnswer
 from .scale import ScaledRates, scaled
 from .search import HORIZON
-from .subject import RateSubject, Shape, of_yours
+from .subject import RateSubject, Shape, model_subject
 from .trials import Budget, FolderTrials, SearchAudience, Silence, beforehand, seconds_of
 from .workers import RateWorkers
 
@@ -76,13 +76,13 @@ def lr_find(
     seeds = tuple(seeds)
 
     def of_width(make: Any, name: str) -> RateSubject:
-        return of_yours(
+        return model_subject(
             make, batches, loss_fn, optimizer, horizon=horizon, seeds=seeds, held_out=held_out, schedule=schedule,
             warmup=warmup, clipping=clipping, precision=precision, name=name,
         )  # fmt: skip
 
     def one(width: int, subject: RateSubject, folder: Path, budget: Budget) -> RateAnswer:
-        return search(
+        return search_rates(
             subject, plan_of(subject, horizon, seeds, delta, warmups), folder, budget, resume=resume,
             audience=audience or Silence(),
         )  # fmt: skip
@@ -108,23 +108,23 @@ def plan_of(
     return RatePlan(subject.rate, horizon, tuple(seeds), subject.warmup, delta, tuple(warmups))
 
 
-def search(
+def search_rates(
     subject: RateSubject,
     plan: RatePlan,
     out: Path,
-    budget: Budget,
+    budget: Budget | None = None,
     *,
     resume: bool = False,
     audience: SearchAudience | None = None,
     workers: RateWorkers | None = None,
     jobs: int = 1,
 ) -> RateAnswer:
-    """Search the rates of ``plan`` in the folder ``out``, and write the answer there. ``workers``: ``jobs`` processes
-    that run the trials; None: this one does.
+    """Search the rates of ``plan`` in the folder ``out``, and write the answer there. ``budget``: None, no limit.
+    ``workers``: ``jobs`` processes that run the trials; None: this one does.
 
     A first Ctrl-C or SIGTERM ends the search after the present update, a second Ctrl-C at once.
     """
-    audience = audience or Silence()
+    audience, budget = audience or Silence(), budget or Budget()
     folder = SearchFolder(out, plan, {"model": subject.name, "rates": list(subject.rates)}, resume)
     scores = "held-out loss" if subject.held_out is not None else "smoothed training loss"
     began = time.monotonic()

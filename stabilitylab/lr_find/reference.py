@@ -21,7 +21,7 @@ from ..train.recipe import learning_rate, optimizer_of, param_groups, token_loss
 from .subject import RateSubject, TrialModel
 
 
-def reference(config: Config, dataset: Dataset, device: torch.device) -> RateSubject:
+def reference_subject(config: Config, dataset: Dataset, device: torch.device) -> RateSubject:
     """Return the subject of ``config``, whose ``train.steps`` is the horizon. A trial has the initial weights,
     sentences and updates of a run of ``stabilitylab probe`` with its rate and seed.
 

@@ -181,7 +181,7 @@ class BatchStore:
         return np.random.default_rng([abs(seed), epoch]).permutation(len(self._kept))
 
 
-def of_yours(
+def model_subject(
     model: nn.Module | Callable[[], nn.Module],
     batches: Any,
     loss_fn: Callable[[nn.Module, Any], Tensor],

@@ -9,6 +9,8 @@ import numpy as np
 
 from .base import Panel, Series
 
+__all__ = ["alike", "apart"]
+
 MARGIN = 0.05  # share of a shared axis, beyond the outermost number
 
 

@@ -28,6 +28,8 @@ from .heatmaps import ROW, SPECIAL, bar, draw_map
 from .lines import LETTER, draw_lines, look, swatch
 from .style import GREY, INK
 
+__all__ = ["write"]
+
 HEIGHT = 2.05  # inches a row of panels
 TALL, LOW = 9.3, 1.3  # inches of a page, and of the lowest row of panels on it
 MOST_COLUMNS = 4

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
+__all__ = ["LEVEL", "Interval", "Region", "holm", "share_interval", "slope", "t_interval", "t_outside"]
+
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2  # one-sided level of each end of an interval, and of what Holm leaves as decided
 MOST_SEEDS = 1000  # beyond it a decision is called out of reach

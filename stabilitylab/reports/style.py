@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..arch_notes import note, notes
 
+__all__ = ["PARTS", "of_amounts", "title"]
+
 INK, GREY = "#222222", "#7f7f7f"
 # Okabe and Ito's colour-blind safe palette is given to the six architectures of the papers, with a marker each, so that
 # grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or

@@ -5,13 +5,14 @@ from ..lr_find import Rungs
 from .grids import grid
 from .jobs import Job, commands, examine, make_way, plan, status_table
 from .ledger import Ledger
-from .rates import SweptTrainer, Unfinished, choose_rate, write_table
+from .rates import TRIAL, SweptTrainer, Unfinished, choose_rate, trials, write_table
 from .runner import Outcome, Silent, run
 from .show import Display
 from .slurm import Submitted, submit
 from .tables import table
 
 __all__ = [
+    "TRIAL",
     "Display",
     "Job",
     "Ledger",
@@ -31,5 +32,6 @@ __all__ = [
     "status_table",
     "submit",
     "table",
+    "trials",
     "write_table",
 ]

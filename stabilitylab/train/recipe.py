@@ -18,6 +18,8 @@ from ..probes.parameters.layouts import local
 from .adamw import LeanAdamW
 from .fast import OnePassAdamW
 
+__all__ = ["adamw", "learning_rate", "optimizer_of", "token_losses"]
+
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
 

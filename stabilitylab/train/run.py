@@ -90,25 +90,27 @@ class RunAudience(Protocol):
 
 
 class Nobody:
-    """The audience of all ranks except the first."""
+    """The audience of all ranks except the first, and of a run that nobody follows."""
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
 
     def show(self, report: Report) -> None: ...
 
 
-def start(plan: Plan, out: Path, name: str | None, audience: RunAudience) -> Result:
-    """Run ``plan`` in a new directory ``out/name``; without a name, under an automatic name that does not exist yet."""
+def start(plan: Plan, out: Path, name: str | None = None, audience: RunAudience | None = None) -> Result:
+    """Run ``plan`` in a new directory ``out/name``; without a name, under an automatic name that does not exist yet.
+    ``audience``: gets the progress."""
     facts = manifest(plan)
     path = from_first_rank(out / (name or free_name(plan.config, out)))
     with on_first_rank(lambda: RunWriter.create(path, facts)) or AbsentRun(path) as run:
-        audience = audience if plan.team.first else Nobody()
+        audience = audience if audience is not None and plan.team.first else Nobody()
         audience.opened(run.path, facts)
         return _carry_out(run, plan, None, audience)
 
 
-def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
-    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given.
+def resume(path: Path, steps: int | None = None, audience: RunAudience | None = None) -> Result:
+    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given. ``audience``: gets
+    the progress.
 
     For a run that was killed after the last update, only the last held-out pass and the verdict are made. Raises
     UsageError for a run that has all its steps, InputError if its data have changed.
@@ -127,7 +129,7 @@ def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
     facts = manifest(prepared)
     with on_first_rank(lambda: RunWriter.resume(path, part=state["part"], manifest=facts)) or AbsentRun(path) as run:
-        audience = audience if prepared.team.first else Nobody()
+        audience = audience if audience is not None and prepared.team.first else Nobody()
         audience.opened(path, facts)
         return _carry_out(run, prepared, state, audience)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stabilitylab.bisect import Fingerprint, Gap, PlacePrint, gap
-from stabilitylab.bisect.judging import ONE_ROUNDING, PlaceGap, blamed, first_over, judged, module_of
+from stabilitylab.bisect.judging import ONE_ROUNDING, PlaceGap, first_over, judged, module_of
 from stabilitylab.bisect.matching import matched
 from stabilitylab.errors import UsageError
 
@@ -86,7 +86,7 @@ def test_the_first_over_the_limit_is_named_and_what_follows_inherits() -> None:
     found = places(errors, dict.fromkeys(errors, 1e-6))
     first = first_over(found, 3.0)
     assert first is not None
-    assert (first.name, blamed(first)) == ("b.f:out", "b.f")
+    assert (first.name, first.blamed) == ("b.f:out", "b.f")
     assert not found[4].is_over(3.0), "what enters c is explained by what left b"
     # what enters a module already wrong is the fault of the module around it
     found = places(
@@ -94,7 +94,7 @@ def test_the_first_over_the_limit_is_named_and_what_follows_inherits() -> None:
     )
     first = first_over(found, 3.0)
     assert first is not None
-    assert (first.name, blamed(first)) == ("a.g:in", "a")
+    assert (first.name, first.blamed) == ("a.g:in", "a")
 
 
 def test_the_control_is_never_below_one_rounding_and_grows_in_stored_runs() -> None:
@@ -131,7 +131,7 @@ def test_a_gradient_that_two_modules_share_belongs_to_the_one_that_yields_it() -
     b = of("b", backward=[one(n, clean if n == "up:in" else 2 * shared, at) for at, n in enumerate(names)])
     first = first_over(judged(matched(a, b), [], made=True), 3.0)
     assert first is not None
-    assert blamed(first) == "norm" or first.name == "mlp:in"
+    assert first.blamed == "norm" or first.name == "mlp:in"
     assert first.name == "mlp:in"
 
 

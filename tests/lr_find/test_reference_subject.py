@@ -10,7 +10,7 @@ import torch
 from stabilitylab.config import merge, resolve
 from stabilitylab.data import load_data
 from stabilitylab.lr_find.find import plan_of
-from stabilitylab.lr_find.reference import reference, sizes
+from stabilitylab.lr_find.reference import reference_subject, sizes
 from stabilitylab.lr_find.search import RateTrial
 from stabilitylab.lr_find.trial import RateRun
 from stabilitylab.store import Run, RunWriter
@@ -42,7 +42,7 @@ def test_a_trial_is_the_run_of_probe(tmp_path: Path, arch: str, more: dict) -> N
         trainer.fit(lambda: False, lambda report: None)
         trainer.watcher.close()
     own = Run.open(tmp_path / "own").metrics
-    subject = reference(config, dataset, device)
+    subject = reference_subject(config, dataset, device)
     plan = plan_of(subject, 24, (1,), None)
     end = RateRun(subject, plan, tmp_path, RateTrial(3e-3, 1, 24)).run()
     trial = Run.open(tmp_path / "lr0.003-s1").metrics
@@ -66,7 +66,7 @@ def test_a_trial_is_the_run_of_probe(tmp_path: Path, arch: str, more: dict) -> N
 def test_the_source_decides_at_the_horizon_alone(tmp_path: Path) -> None:
     config = resolve(merge(SMALL, {"model": {"arch": "rezero"}, "train": {"steps": 24}}), depth=2)
     dataset = load_data(config.data, stack=config.model.stack)
-    subject = reference(config, dataset, torch.device("cpu"))
+    subject = reference_subject(config, dataset, torch.device("cpu"))
     for horizon, eligible in ((24, False), (1000, True)):  # after 24 updates nobody reads a source
         plan = plan_of(subject, horizon, (0,), None)
         end = RateRun(subject, plan, tmp_path / str(horizon), RateTrial(3e-3, 0, 24)).run()

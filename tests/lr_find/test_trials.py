@@ -28,7 +28,7 @@ import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.lr_find.halving import RatePlan, SearchStopped
 from stabilitylab.lr_find.search import RateTrial
-from stabilitylab.lr_find.subject import BatchStore, RateSubject, of_yours, schedule_of
+from stabilitylab.lr_find.subject import BatchStore, RateSubject, model_subject, schedule_of
 from stabilitylab.lr_find.trial import RateRun, is_due, name_of
 from stabilitylab.store import Run
 
@@ -38,7 +38,7 @@ def subject_of(model=None, optimizer=None, **more) -> RateSubject:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3) if optimizer is None else optimizer
     settings = {"horizon": 60, "seeds": (0, 1, 2), "held_out": clusters(4, seed=5), **more}
     batches = settings.pop("batches", clusters(12))
-    return of_yours(model, batches, settings.pop("loss_fn", class_loss), optimizer, **settings)
+    return model_subject(model, batches, settings.pop("loss_fn", class_loss), optimizer, **settings)
 
 
 PLAN = RatePlan(1e-3, 60, warmup=6)
@@ -214,7 +214,7 @@ def test_seeds_differ_in_order_and_dropout_and_a_function_in_initial_weights_too
     subject = subject_of()
     starts = [run(subject, tmp_path, seed=seed).run().start for seed in (0, 1)]
     assert starts[0] == starts[1]
-    fresh = of_yours(
+    fresh = model_subject(
         lambda: nn.Linear(INPUTS, 6), clusters(4), class_loss, torch.optim.AdamW, horizon=60, seeds=(0, 1),
         held_out=clusters(2),
     )  # fmt: skip

@@ -184,30 +184,37 @@ class Sites:
 
 
 def layers(sites: Sites) -> tuple[Site, ...]:
+    """Return the layers of every stack."""
     return sites.layers
 
 
 def norms(sites: Sites) -> tuple[Site, ...]:
+    """Return the normalisation modules, and what the model shows as one by ``tap``."""
     return (*sites.norms, *sites.shown("norms"))
 
 
 def activations(sites: Sites) -> tuple[Site, ...]:
+    """Return the activations of feed-forward blocks, and what the model shows as one by ``tap``."""
     return (*sites.activations, *sites.shown("activations"))
 
 
 def outputs(sites: Sites) -> tuple[Site, ...]:
+    """Return the output of each stack, its final norm included, and what the model shows as one by ``tap``."""
     return (*sites.outputs, *sites.shown("outputs"))
 
 
 def attentions(sites: Sites) -> tuple[Site, ...]:
+    """Return the modules that attend."""
     return sites.attentions
 
 
 def logits(sites: Sites) -> tuple[Site, ...]:
+    """Return the projections onto the vocabulary."""
     return sites.logits
 
 
 def routers(sites: Sites) -> tuple[Site, ...]:
+    """Return the routers of mixtures of experts."""
     return sites.routers
 
 
