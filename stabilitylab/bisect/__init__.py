@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from .forcing import values_of
     from .model_pass import fingerprint_of
     from .rounding import redrawn
+    from .stored import of_stored
 
-_HOME = {"fingerprint_of": "model_pass", "redrawn": "rounding", "values_of": "forcing"}  # need torch
+_HOME = {
+    **{"fingerprint_of": "model_pass", "redrawn": "rounding", "values_of": "forcing"},  # need torch
+    "of_stored": "stored",
+}
 
 __all__ = [
     "LIMIT",
@@ -28,6 +32,7 @@ __all__ = [
     "PlacePrint",
     "fingerprint_of",
     "gap",
+    "of_stored",
     "redrawn",
     "values_of",
 ]

@@ -128,6 +128,8 @@ def _places(table: Table, cells: Cells) -> dict[str, PlacePrint]:
         absent = bool(cells.absent[number])
         order = float(values[at["call"]]) if "call" in at and not absent else float(number)
         norm, ulp = (0.0, 0.0) if absent else (float(values[at["norm"]]), float(values[at["ulp"]]))
+        if not absent and ulp == 0:  # the place was reached, and its value could not be read
+            continue
         own = np.zeros(len(sums)) if absent else np.asarray(values[sums], dtype=np.float64)
         found.append(PlacePrint(row.site, order, norm, ulp, own, row.stack, row.layer, row.sublayer, absent))
     found.sort(key=lambda place: (place.absent, place.order))

@@ -83,6 +83,11 @@ class Probe:
         where this call has nothing to measure."""
         raise NotImplementedError
 
+    def unmeasured(self, device: torch.device) -> Numbers:
+        """The numbers of a call whose value cannot be read, which say so; None: the cell stays empty, as if the place
+        were never reached."""
+        return None
+
     def over_heads(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of a module, made of those of its heads, (heads, ...): the largest."""
         return numbers.amax(0)

@@ -173,6 +173,7 @@ class Pass:
                 continue
             if shards is not None and shards.unsure(held[site.take != "input"]):
                 board.probe.missed[site.name] = EARLY
+                self._hold(wanted, board.probe.unmeasured(y.device))
                 continue
             x = entering if site.whole else None
             try:
@@ -225,7 +226,11 @@ class Pass:
                 board.hold_value(raw, row, y)
             self._held += y.numel()
             return
-        numbers: Any = board.probe.measure(board.sites[row], x, y, weight)
+        self._hold(wanted, board.probe.measure(board.sites[row], x, y, weight), compiled)
+
+    def _hold(self, wanted: Wanted, numbers: Any, compiled: bool = False) -> None:
+        """Keep the numbers of a call, if there are any."""
+        board, row, fed = wanted
         if numbers is None:
             return
         for raw in numbers if isinstance(numbers, dict) else fed:

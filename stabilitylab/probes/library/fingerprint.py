@@ -62,10 +62,10 @@ class _OfModules(Probe):
         self._signs = _Signs()
         self._recent = _Recent()
 
-    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers | None:
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if self.of_batch.tensor > 1 and (why := self._unlike(site, weight)):
             self.missed[site.name] = why
-            return None
+            return self.unmeasured(y.device)
         count, part = len(weight) if weight.dim() else 1, self.of_batch
         before = self._samples.get(site.name, 0)
         first = before + part.index * count
@@ -76,6 +76,10 @@ class _OfModules(Probe):
         )
         sums, square = self._recent(y, self._signs(weight, first), weight.reshape(-1))
         return dict(zip(COLUMNS, (square.sqrt(), call, ulp, *sums.unbind()), strict=True))
+
+    def unmeasured(self, device: torch.device) -> Numbers:
+        """Zeros, and an ulp of 0: the place was reached, which an empty cell would deny."""
+        return dict.fromkeys(COLUMNS, torch.zeros((), dtype=torch.float64, device=device))
 
     def _unlike(self, site: Site, weight: torch.Tensor) -> str:
         """Return why a value of a tensor-parallel model is not that of one process, as a verb and its object."""
