@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Makes the two further settings of the validation: a compiled candidate, and one that is cut over two processes.
 
-    python results/bisect/further.py [--out results/bisect] [--setting compiled] [--only TEXT]
+    python results/bisect/further.py [--out results/bisect] [--setting tensor] [--only TEXT]
 
 "compiled": ``sl.bisect`` of the clean model and of the mutant under torch.compile (inductor). "tensor": the mutant is
 cut over two processes (gloo) by parallelize_module, each records its row with the probe ``fingerprint``, and the run
 that they write together is held against one of the clean model on one process, without a control: the rounding of the
-dtype stands in. A line of ``further.csv`` a cell; a stopped call goes on where it was.
+dtype stands in. "tensor-control": the same with three controls, and models of other seeds. A line of ``further.csv`` a
+cell; a stopped call goes on where it was.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -34,18 +36,21 @@ from shared import Lines
 from torch import nn
 
 import stabilitylab as sl
-from stabilitylab.bisect import of_stored
+from stabilitylab.bisect import of_stored, redrawn
 
 COLUMNS = ("mutant", "model", "seed", "setting", "verdict", "where", "factor", "error")
 CLEAN = "none: the clean model"
-CLEAN_SEEDS = range(100, 105)
+SETTINGS = ("tensor", "compiled", "tensor-control")
+FIRST, CLEAN_SEEDS = {"tensor-control": 1}, {"tensor-control": range(105, 110)}  # else 0 and 100 to 104
+CONTROLS, ULP = 3, 2.0**-23
 Cell = tuple[str, str, int]  # mutant, model, seed
 
 
-def all_cells(only: str) -> Iterator[Cell]:
+def all_cells(setting: str, only: str) -> Iterator[Cell]:
     """Every mutant in each of its models, then clean models of other seeds."""
-    yield from ((mutant.name, model, seed) for mutant, model, seed in cells(1, only))
-    yield from ((CLEAN, model, seed) for seed in CLEAN_SEEDS for model in MAKERS if only in f"{CLEAN} {model}")
+    yield from ((mutant.name, model, FIRST.get(setting, 0)) for mutant, model, _ in cells(1, only))
+    seeds = CLEAN_SEEDS.get(setting, range(100, 105))
+    yield from ((CLEAN, model, seed) for seed in seeds for model in MAKERS if only in f"{CLEAN} {model}")
 
 
 def candidate(cell: Cell) -> tuple[nn.Module, nn.Module]:
@@ -105,13 +110,18 @@ def on_rank(rank: int, wanted: Sequence[Cell], folder: str) -> None:
     dist.destroy_process_group()
 
 
-def tensor(wanted: Sequence[Cell], folder: Path) -> Iterator[list[object]]:
+def tensor(wanted: Sequence[Cell], folder: Path, controls: int = 0) -> Iterator[list[object]]:
     """Yield the answers on mutants that are cut over two processes."""
 
     @cache
-    def one(model: str, seed: int) -> Path:
-        record(made(model, seed), seed, folder / f"{model}-{seed}", "off")
-        return folder / f"{model}-{seed}"
+    def one(model: str, seed: int) -> tuple[Path, ...]:
+        """The runs of the clean model on one process: as it is, then the controls."""
+        paths = [folder / f"{model}-{seed}-{number}" for number in range(controls + 1)]
+        for number, path in enumerate(paths):
+            clean = made(model, seed)
+            with redrawn(clean, ULP, number) if number else nullcontext():
+                record(clean, seed, path, "off")
+        return tuple(paths)
 
     for number in range(len(wanted)):
         (folder / str(number)).mkdir()
@@ -121,22 +131,25 @@ def tensor(wanted: Sequence[Cell], folder: Path) -> Iterator[list[object]]:
         if error.exists():
             yield ["", "", "", error.read_text(encoding="utf-8")]
             continue
-        found = of_stored(one(model, seed), folder / str(number) / "cut")
+        clean, *controlling = one(model, seed)
+        found = of_stored(clean, folder / str(number) / "cut", controlling)
         yield [found.verdict, named(found), factor(found), ""]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--setting", choices=("tensor", "compiled"), action="append")
+    parser.add_argument("--setting", choices=SETTINGS, action="append")
     parser.add_argument("--only", default="", help="cells whose 'mutant model' has this text")
     given = parser.parse_args(arguments)
     ledger = Lines(given.out / "further.csv", COLUMNS)
-    for setting in given.setting or ("tensor", "compiled"):
-        wanted = [cell for cell in all_cells(given.only) if not ledger.has(*cell, setting)]
+    for setting in given.setting or SETTINGS:
+        wanted = [cell for cell in all_cells(setting, given.only) if not ledger.has(*cell, setting)]
         with tempfile.TemporaryDirectory() as folder:
-            answers = tensor(wanted, Path(folder)) if setting == "tensor" else map(compiled, wanted)
-            for cell, answer in zip(wanted, answers if wanted else (), strict=True):
+            controls = CONTROLS if setting == "tensor-control" else 0
+            cut_over_two = setting != "compiled" and wanted
+            answers = tensor(wanted, Path(folder), controls) if cut_over_two else map(compiled, wanted)
+            for cell, answer in zip(wanted, answers, strict=True):
                 ledger.add([*cell, setting, *answer])
                 print(*cell, setting, *answer, flush=True)
     return 0

@@ -58,7 +58,7 @@ def stored(path: str | Path) -> Fingerprint | Run:
 def of_stored(
     a: str | Path,
     b: str | Path,
-    control: str | Path | None = None,
+    control: str | Path | Sequence[str | Path] | None = None,
     *,
     step: int | None = None,
     maps: Sequence[str] = (),
@@ -66,23 +66,24 @@ def of_stored(
 ) -> Bisection:
     """Bisect two stored rows: of run directories, or of files that ``stabilitylab fingerprint`` wrote.
 
-    ``control``: a run like ``a``, whose difference from ``a`` is rounding. ``step``: the row; by default the first that
-    all have. Raises UsageError if there is none, InputError for what cannot be read.
+    ``control``: a run like ``a``, or several, whose differences from ``a`` are rounding. ``step``: the row; by default
+    the first that all have. Raises UsageError if there is none, InputError for what cannot be read.
     """
-    opened = [stored(path) for path in (a, b, *([] if control is None else [control]))]
+    controls = [] if control is None else [control] if isinstance(control, (str, Path)) else control
+    opened = [stored(path) for path in (a, b, *controls)]
     at = common_steps(opened, step)[0]
     return of_prints([of_run(one, at) if isinstance(one, Run) else one for one in opened], maps=maps, limit=limit)
 
 
 def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit: float = LIMIT) -> Bisection:
-    """Bisect two fingerprints, with a third as the control if there is one."""
+    """Bisect two fingerprints; those behind them are the controls."""
     check_limit(limit)
     at = prints[0].step
     pairs = matched(prints[0], prints[1], maps)
     controls = [matched(prints[0], one) for one in prints[2:]]
     places = judged(pairs, controls, made=False)
     told = (
-        f"{prints[2].label}, a run like the first"
+        f"{', '.join(one.label for one in prints[2:])}: like the first"
         if controls
         else "none was given; the rounding of the dtype stands in"
     )

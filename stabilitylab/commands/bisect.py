@@ -35,7 +35,10 @@ def bisect(
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="What is compared with A: of the same kind.")],
     control: Annotated[
-        Path | None, typer.Option(help="Stored runs: a run like A, which says how large rounding is.", metavar="RUN")
+        list[Path] | None,
+        typer.Option(
+            help="Stored runs: a run like A, which says how large rounding is; may be repeated.", metavar="RUN"
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Stored runs: the row.", show_default="first common")] = None,
     map_: Annotated[
@@ -74,7 +77,9 @@ def bisect(
         raise UsageError("A and B must be of one kind: two stored runs or files, or two PACKAGE.MODULE:FACTORY.")
     with screen(stderr=True).status(f"comparing {a} and {b}"):
         if all(kinds):
-            if foreign := [name for name, given in (("--control", control), ("--step", step)) if given is not None]:
+            if foreign := [
+                name for name, given in (("--control", control or None), ("--step", step)) if given is not None
+            ]:
                 raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since the models are run.")
             from ..bisect.find import of_sides
             from ..bisect.sides import elsewhere

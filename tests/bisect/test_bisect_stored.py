@@ -218,3 +218,20 @@ def test_two_factories_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyP
     assert (code, out.startswith("Rounding: mine:in_bf16 and mine:reference")) == (0, True)
     code, _, err = run("bisect", "mine:reference", "mine:broken")
     assert (code, "mine:broken failed: RuntimeError: no such weights" in err) == (4, True)
+
+
+def test_several_controls(runs: dict[str, Path]) -> None:
+    """The control of a place is the root mean square of its differences from all of them."""
+    one, other = (
+        of_stored(runs["fp32"], runs["bf16"], runs["again"]),
+        of_stored(runs["fp32"], runs["bf16"], [runs["again"], runs["scale"]]),
+    )
+    worst = of_stored(runs["fp32"], runs["bf16"], runs["scale"])
+    places = [{p.name: p.control for p in found.places if p.phase == "forward"} for found in (one, other, worst)]
+    large = {name for name, control in places[2].items() if control > 1e-3}  # far above the floor of a control
+    assert len(large) > 3
+    for name in large:
+        mean = ((places[0][name] ** 2 + places[2][name] ** 2) / 2) ** 0.5
+        assert places[1][name] == pytest.approx(mean, rel=1e-3), name
+    assert str(runs["again"].name) in other.control
+    assert str(runs["scale"].name) in other.control
