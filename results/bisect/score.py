@@ -77,6 +77,7 @@ def tables(folder: Path, where: Mapping[str, str]) -> list[str]:
         lines.append(
             f"The largest added error of a clean pair is {fed:.2g} times the control (fed), {sums:.2g} (sums)."
         )
+    lines += further_table(folder, where, counts["fp32"])
     if missed:
         lines += [
             "",
@@ -87,6 +88,50 @@ def tables(folder: Path, where: Mapping[str, str]) -> list[str]:
         ]
         lines += missed
     return lines
+
+
+def further_table(folder: Path, where: Mapping[str, str], counting: set[tuple[str, str, str]]) -> list[str]:
+    """Return the table of the further settings, and their answers that are not right."""
+    known = {(mutant, model) for mutant, model, _ in counting}
+    rows = read(folder, "further")
+    lines = [
+        "",
+        "| further setting | mutants that count | cannot be cut | right side | right sub-layer | clean flagged |",
+    ]
+    lines.append("|" + "---|" * 6)
+    wrong = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        own = [r for r in rows if r["setting"] == setting]
+        clean = [r for r in own if r["mutant"] not in where]
+        counted = [r for r in own if (r["mutant"], r["model"]) in known]
+        asked = [r for r in counted if not r["error"]]
+        right = sum(r["verdict"] == "different" for r in asked)
+        hits = [r for r in asked if r["where"] == where[r["mutant"]]]
+        cells = [
+            f"{len(counted)}",
+            f"{len(counted) - len(asked)}",
+            share(right, len(asked)),
+            share(len(hits), len(asked)),
+        ]
+        flagged = share(sum(r["verdict"] == "different" for r in clean), len(clean))
+        lines.append(f"| {setting} | {' | '.join(cells)} | {flagged} |")
+        answers: dict[tuple[str, str], list[str]] = {}
+        for r in asked:
+            if r not in hits:
+                answers.setdefault((r["model"], r["where"] or r["verdict"]), []).append(r["mutant"])
+        for (model, answer), mutants in answers.items():
+            which = "; ".join(mutants) if len(mutants) < 6 else f"{len(mutants)} mutants"
+            wrong.append(f"| {setting} | {model} | {answer} | {which} |")
+    if not rows:
+        return []
+    return [
+        *lines,
+        *(
+            ["", "| further setting | model | answer that is not right | of |", "|" + "---|" * 4, *wrong]
+            if wrong
+            else []
+        ),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
