@@ -71,7 +71,7 @@ def everything() -> list[tuple[str, str, list[Experiment]]]:
 
 def test_sweeps_are_those_of_figures_and_of_the_fast_claims() -> None:
     assert {*SWEEPS} - {*FIGURES} == {"claims:fast"}, "these sweeps have no figure"
-    without = {"admin:3", "rates:loss", "histograms:ridges"}  # of the runs of others, of lr-find, of any run
+    without = {"admin:3", "rates:loss", "histograms:ridges", "fingerprints:error"}  # of others, of lr-find, of any run
     assert {*FIGURES} - {*SWEEPS} == without, "these figures have no sweep"
 
 
