@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -339,6 +341,28 @@ def test_the_whole_way_from_runs_to_the_verdict(scripts: Any, tmp_path: Path, mo
     assert found["healthy runs accused by diagnose"]["share"] == f"{1 / 18:.4g}"
     assert {one["k"] for one in corpus.lines(home, "sets.csv")} == {"4", "9"}
     assert {one["left_out"] for one in corpus.lines(home, "archs.csv")} == {"postln", "gpt2"}
+    shown(scripts, home)
+
+
+def shown(scripts: Any, home: Path) -> None:
+    """The blocks of the pages, and the figures, say what the tables say."""
+    blocks = {name: make() for name, make in scripts("second_say").SecondCorpus(home).blocks.items()}
+    assert all(len(lines) > 2 for lines in blocks.values()), "a head, a rule, and rows"
+    widths = {name: {line.count("|") for line in lines} for name, lines in blocks.items()}
+    assert all(len(own) == 1 for own in widths.values()), widths
+    assert "| half of the events announced | 1 | reached |" in blocks["goals"]
+    assert any(line.startswith("| combination | loud (.2) |") for line in blocks["alarms"])
+    assert "| climb | 4 |" in "\n".join(blocks["families"])
+    draw = scripts("second_draw")
+    draw.main(home)
+    for name in ("announced", "leads", "one-run"):
+        assert (home / "figures" / f"{name}.png").stat().st_size > 10_000
+    with (home / "figures" / "announced.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ours = [(float(row["x"]), float(row["y"])) for row in rows if row["series"] == "combination"]
+    assert ours[-2:] == [(1.0, 1.0)] * 2 or (1.0, 1.0) in ours, "the lowest threshold lets everything through"
+    assert min(x for x, _ in ours) == 0.0, "at the largest score of a healthy run none is accused"
+    assert all(later >= sooner for (_, sooner), (_, later) in itertools.pairwise(ours[: len(ours) // 2]))
 
 
 def git(folder: Path, *words: str) -> None:
