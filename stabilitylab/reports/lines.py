@@ -155,10 +155,18 @@ def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
     words = {"textcoords": "offset points", "color": INK, "fontsize": 6}
     if vertical:
         axes.axvline(value, **look)
-        axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), xytext=(2, -7), **words)
+        right = _across(axes, value) > 0.6  # of the axes: the words stand on the other side, and do not leave them
+        side = {"xytext": (-2, -7), "ha": "right"} if right else {"xytext": (2, -7)}
+        axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), **side, **words)
     else:
         axes.axhline(value, **look)
         axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), ha="right", **words)
+
+
+def _across(axes: Axes, x: float) -> float:
+    """The place of an x between the left end of the axes, 0, and the right one, 1."""
+    at = axes.transData.transform((x, axes.get_ylim()[0]))
+    return float(axes.transAxes.inverted().transform(at)[0])
 
 
 def plain(value: float, _: object = None) -> str:

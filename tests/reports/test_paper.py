@@ -179,3 +179,17 @@ def test_files_are_those_that_savefig_writes(tmp_path: Path) -> None:
             saved = tmp_path / f"saved.{kind}"
             drawn.savefig(saved, format=kind, metadata=dateless[kind])
             assert files[kind].read_bytes() == saved.read_bytes(), f"the {kind} differs from what savefig writes"
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("place", [1.0, 5.0, 9.5, 10.0])
+def test_the_words_at_a_vertical_line_stay_within_the_axes(log: bool, place: float) -> None:
+    line = Series("loss", [1.0, 10.0], [1.0, 2.0], colour="#222222")
+    panel = Panel("A panel", "x", "y", [line], [Reference(place, "best = largest safe", vertical=True)], log_x=log)
+    figure = paper.draw(Picture([panel], "A finding."), paper.COLUMN)
+    axes = figure.axes[0]
+    figure.canvas.draw()
+    [words] = [text for text in axes.texts if text.get_text() == "best = largest safe"]
+    box, inside = words.get_window_extent(), axes.get_window_extent()
+    assert inside.x0 - 1 <= box.x0
+    assert box.x1 <= inside.x1 + 1
