@@ -28,7 +28,7 @@ def test_a_candidate_ends_at_its_first_run_that_does_not_read(
         known[run[:4]] = 0.1 if run[:3] == ("deepnorm", 101, 160) else 0.3
 
     monkeypatch.setattr(script, "make", make)
-    monkeypatch.setattr(script, "worth", lambda *run: known.get(run))
+    monkeypatch.setattr(script, "worth", lambda *run: known.get(run[:4]))
     monkeypatch.setattr("sys.argv", ["make.py", "--runs", str(tmp_path)])
     script.main()
     assert capsys.readouterr().out.splitlines()[-1] == "the default: 240 updates at 0.0003"
@@ -41,3 +41,17 @@ def test_what_the_ledger_has_is_read(script: ModuleType) -> None:
     assert found is not None
     assert found < 0.1
     assert script.worth("branchnorm", 100, 161, 3e-4) is None
+
+
+def test_other_depths_have_candidates_of_their_own(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of 36 layers are not those of 200, and the answer names the depth."""
+    asked: list[tuple] = []
+    monkeypatch.setattr(script, "worth", lambda *run: asked.append(run) or 0.3 * (run[3] == 1e-3))
+    monkeypatch.setattr("sys.argv", ["make.py", "--runs", str(tmp_path), "--depth", "36"])
+    script.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "36 layers: 160 updates at 0.001"
+    assert {run[-1] for run in asked} == {36}
+    monkeypatch.undo()
+    assert script.worth("branchnorm", 100, 160, 3e-4, 36) is None
