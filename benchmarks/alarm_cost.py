@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from timing import Nowhere
 from torch import nn
 
 from stabilitylab.alarm import Alarm
@@ -22,7 +23,7 @@ from stabilitylab.probes import Watcher
 WIDTH, TOKENS, SENTENCES = 128, 64, 4
 
 
-class Keeps:
+class Keeps(Nowhere):
     """A sink that keeps the last row."""
 
     def open(self, tables: object) -> None:
@@ -30,8 +31,6 @@ class Keeps:
 
     def append(self, *row: object) -> None:
         self.row = row
-
-    def close(self) -> None: ...
 
 
 def times(action: Callable[[], object], count: int) -> float:

@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import machine, middle, rounds, seconds
+from timing import Nowhere, machine, middle, rounds, seconds
 from torch import Tensor, nn
 
 from stabilitylab.probes import Watcher
@@ -57,23 +56,13 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
-class Nowhere:
-    """A sink that keeps nothing."""
-
-    def open(self, tables: Any) -> None: ...
-
-    def append(self, *row: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def subject(arguments: argparse.Namespace, probes: str, every: int = 1) -> Callable[[], float]:
     """One update of a model of its own; ``probes``: "" for an unwatched one."""
     torch.manual_seed(0)
     model = type("Own", (Decoder,), {})(arguments.layers, arguments.width)  # models of one class share compiled code
     run = model if arguments.backend == "eager" else torch.compile(model, backend=arguments.backend)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    watcher = Watcher(run, Nowhere(), probes=probes, every=every, optimizer=optimizer) if probes else None  # pyright: ignore
+    watcher = Watcher(run, Nowhere(), probes=probes, every=every, optimizer=optimizer) if probes else None
     tokens = torch.randint(0, VOCAB, (arguments.batch, arguments.tokens + 1))
 
     def update() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timing import Nowhere
 
 from stabilitylab.models import build_model
 from stabilitylab.probes import Watcher
@@ -25,21 +26,7 @@ PROBES = ("critical_sharpness", "preconditioned_sharpness", "sharpness")
 SENTENCES, LENGTH, VOCAB = 16, 14, 2000
 
 
-class Sink:
-    """Takes rows and keeps the last tables."""
-
-    def __init__(self) -> None:
-        self.cells = {}
-
-    def open(self, tables) -> None: ...
-
-    def append(self, step, metrics, tables) -> None:
-        self.cells |= tables
-
-    def close(self) -> None: ...
-
-
-def updates(probe: str, depth: int) -> tuple[Callable[[], None], Sink]:
+def updates(probe: str, depth: int) -> Callable[[], None]:
     """A function that makes an update, at which ``probe`` has a row ("" for none)."""
     torch.manual_seed(0)
     sizes = {"d_model": 64, "d_ffn": 128, "heads": 2, "encoder_layers": depth // 2, "decoder_layers": depth // 2}
@@ -52,9 +39,8 @@ def updates(probe: str, depth: int) -> tuple[Callable[[], None], Sink]:
         logits = model(source=ids, target=ids.flip(1), source_mask=mask, target_mask=mask)
         return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
 
-    sink = Sink()
     options = {"curvature_every": 1, "curvature_loss": losses, "total_every_step": False}
-    watcher = Watcher(model, sink, probes=probe, optimizer=optimizer, **options) if probe else None
+    watcher = Watcher(model, Nowhere(), probes=probe, optimizer=optimizer, **options) if probe else None
 
     def update() -> None:
         losses().mean().backward()
@@ -63,7 +49,7 @@ def updates(probe: str, depth: int) -> tuple[Callable[[], None], Sink]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return update, sink
+    return update
 
 
 def main() -> None:
@@ -74,14 +60,14 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ("bare", "control", *PROBES)
     made = {name: updates("" if name in names[:2] else name, given.depth) for name in names}
-    for update, _ in made.values():  # the cold row
+    for update in made.values():  # the cold row
         update()
         update()
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(given.rounds):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
             began = time.process_time()
-            made[name][0]()
+            made[name]()
             seconds[name].append(time.process_time() - began)
     bare = np.array(seconds["bare"])
     print(f"{given.depth} layers, {given.rounds} rounds, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}; ")

@@ -7,14 +7,11 @@ user would run it, in a process of its own. Prints a line a command: wall time, 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+from timing import command
 
 from stabilitylab.config import resolve
 from stabilitylab.schema import Cells, Row, Table
@@ -55,17 +52,9 @@ def write_run(path: Path, arch: str, seed: int) -> None:
 
 
 def timed(*arguments: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "stabilitylab", *arguments], capture_output=True, text=True, check=False
-    )
-    wall = time.perf_counter() - started
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    print(
-        f"| `{arguments[0]}` | {wall:.1f} | {cpu:.1f} | {used.ru_maxrss / 2**10:.0f} | {done.returncode} |", flush=True
-    )
+    """Run a command, and print a line about it."""
+    used = command(*arguments)
+    print(f"| `{arguments[0]}` | {used.wall:.1f} | {used.cpu:.1f} | {used.memory:.0f} | {used.code} |", flush=True)
 
 
 def main() -> None:
@@ -79,7 +68,7 @@ def main() -> None:
             arch, seed = ARCHS[place % len(ARCHS)], 3 + place // len(ARCHS)
             paths.append(folder / f"{arch}-s{seed}")
             write_run(paths[-1], arch, seed)
-        print(f"{options.runs} run directories of {STEPS + 1} rows; memory is the largest process so far")
+        print(f"{options.runs} run directories of {STEPS + 1} rows; memory is the peak of the process")
         print("| command | wall [s] | CPU [s] | memory [MiB] | exit |\n|---|---|---|---|---|")
         timed("runs", str(folder))
         timed("verify", "-q", str(folder))

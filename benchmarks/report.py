@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+from timing import command
 
 from stabilitylab.config import resolve
 from stabilitylab.schema import Cells, Row, Table
@@ -112,15 +110,9 @@ def link(source: Path, target: Path, arch: str, seed: int) -> None:
 
 def timed(what: str, out: Path, *arguments: str) -> None:
     """Run `report` with these arguments, and print a line about it."""
-    command = [sys.executable, "-m", "stabilitylab", "report", *arguments, "--out", str(out), "--quiet"]
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, state, used = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
+    used = command("report", *arguments, "--out", str(out), "--quiet")
     page = (out / "index.html").stat().st_size / 1e6
-    cpu = used.ru_utime + used.ru_stime
-    code = os.waitstatus_to_exitcode(state)
-    print(f"| {what} | {wall:.1f} | {cpu:.1f} | {used.ru_maxrss / 2**10:.0f} | {page:.1f} | {code} |", flush=True)
+    print(f"| {what} | {used.wall:.1f} | {used.cpu:.1f} | {used.memory:.0f} | {page:.1f} | {used.code} |", flush=True)
 
 
 def main() -> None:

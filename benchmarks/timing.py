@@ -1,16 +1,22 @@
-"""What the benchmarks share: a clock, alternating rounds, medians with intervals, the line that names the machine."""
+"""What the benchmarks share: a clock, alternating rounds, medians with intervals, the line that names the machine, the
+cost of a command, and a sink that keeps nothing."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from stabilitylab.schema import Cells, Table
 
 Work = Callable[[], object]
 RESAMPLES = 4000
@@ -80,3 +86,32 @@ def _processor() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine()
+
+
+class Used(NamedTuple):
+    """What a process took: seconds of wall and of CPU time, its peak memory [MiB], and its exit code."""
+
+    wall: float
+    cpu: float
+    memory: float
+    code: int
+
+
+def command(*arguments: str) -> Used:
+    """Run ``stabilitylab`` as a user would, in a process of its own; what it prints is dropped."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "stabilitylab", *arguments], stdout=subprocess.DEVNULL)
+    _, state, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(state)
+    wall = time.perf_counter() - began
+    return Used(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10, process.returncode)
+
+
+class Nowhere:
+    """A sink that keeps nothing."""
+
+    def open(self, tables: Sequence[Table]) -> None: ...
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None: ...
+
+    def close(self) -> None: ...

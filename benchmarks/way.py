@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timing import Nowhere
 from torch import nn
 
 import stabilitylab
@@ -118,16 +119,6 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from (getattr(value, each.name) for each in dataclasses.fields(value))
-
-
-class Nowhere:
-    """A sink that keeps nothing."""
-
-    def open(self, tables: Any) -> None: ...
-
-    def append(self, step: int, metrics: Any, tables: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def calls_of_step(probes: str, every: int) -> Counter[tuple[str, str]]:

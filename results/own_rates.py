@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from shared import Lines, rows_of
+from shared import Lines, metrics_of, rows_of
 
 from stabilitylab.config import resolve
 from stabilitylab.experiments import Experiment
@@ -129,7 +129,7 @@ def end_of(ledger: Ledger, experiment: Experiment) -> End | None:
     cell = ledger.find(experiment.config)
     if cell is None:
         return None
-    metrics = dict(word.split("=", 1) for word in cell["metrics"].split())
+    metrics = metrics_of(cell)
     loss = float(metrics.get("validation_nll", metrics.get("held_out_nll", "nan")))
     return End(loss, cell["verdict"] in FAILED or not math.isfinite(loss))
 

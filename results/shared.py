@@ -1,4 +1,4 @@
-"""What the scripts of several folders share: CSV files that grow line by line, and the texts of Multi30k."""
+"""What the scripts of several folders share: CSV files that grow line by line, ledgers of sweeps, texts of Multi30k."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def metrics_of(cell: Mapping[str, str]) -> dict[str, str]:
+    """Return the metrics of a run from its line in the ledger of a sweep."""
+    return dict(word.split("=", 1) for word in cell["metrics"].split())
 
 
 def multi30k(folder: Path, judged_on: str = "val") -> dict[str, str]:

@@ -43,6 +43,14 @@ def test_lines_that_do_not_fit_are_refused_and_nothing_is_written(shared: Module
     assert lines.path.read_bytes() == before
 
 
+def test_the_metrics_of_a_line_of_a_sweeps_ledger(shared: ModuleType) -> None:
+    assert shared.metrics_of({"metrics": "held_out_nll=2.5 note=a=b", "arch": "x"}) == {
+        "held_out_nll": "2.5",
+        "note": "a=b",
+    }
+    assert shared.metrics_of({"metrics": ""}) == {}
+
+
 def test_the_texts_of_multi30k(shared: ModuleType) -> None:
     found = shared.multi30k(Path("data"), "test")
     assert found == {

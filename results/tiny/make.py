@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import keep
 from own_rates import one_by_one
-from shared import multi30k
+from shared import metrics_of, multi30k
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
 from stabilitylab.lr_find import Rungs
@@ -78,8 +78,7 @@ def losses(ledger: Ledger, experiments: Iterable[Experiment]) -> dict[float, lis
     found: dict[float, list[float]] = defaultdict(list)
     for experiment in experiments:
         if (cell := ledger.find(experiment.config)) is not None:
-            metrics = dict(word.split("=", 1) for word in cell["metrics"].split())
-            found[experiment.config.train.lr].append(float(metrics.get("validation_nll", math.nan)))
+            found[experiment.config.train.lr].append(float(metrics_of(cell).get("validation_nll", math.nan)))
     return found
 
 
