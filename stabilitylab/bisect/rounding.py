@@ -48,7 +48,7 @@ def redrawn(model: nn.Module, ulp: float, seed: int) -> Iterator[None]:
         return _Redrawn.apply(output, ulp, draw).to(output.dtype)  # pyright: ignore
 
     owners = [module for module in modules_of(model).values() if any(True for _ in module.parameters(recurse=False))]
-    own = {parameter for module in owners for parameter in module.parameters(recurse=False)}
+    own = dict.fromkeys(parameter for module in owners for parameter in module.parameters(recurse=False))
     kept = [(parameter, parameter.detach().clone()) for parameter in own if parameter.is_floating_point()]
     handles = [module.register_forward_hook(move) for module in owners]
     try:
