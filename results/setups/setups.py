@@ -82,7 +82,9 @@ def seeded(number: int | None = None) -> None:
     torch.manual_seed(500 + (dist.get_rank() if number is None else number))
 
 
-def sharded(model: Gpt, *, mesh: Any = None, batch: Tensor | None = None, root: Any = None, **options: Any) -> Arguments:
+def sharded(
+    model: Gpt, *, mesh: Any = None, batch: Tensor | None = None, root: Any = None, **options: Any
+) -> Arguments:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options, **({} if root is None else {"reshard_after_forward": root}))
