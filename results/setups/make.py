@@ -17,14 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
 from faults import FAULTS
 from setups import SETUPS
 
 import stabilitylab as sl
 
+HERE = Path(__file__).resolve().parent
 COLUMNS = {
     "faults": ("bug", "source", "ranks", "first finding", "found", "measured", "findings without the bug"),
     "setups": ("set-up", "ranks", "findings", "accused", "answered", "not checked"),
@@ -36,7 +34,10 @@ def every(size: int) -> list[tuple[str, Any]]:
     cases: list[tuple[str, Any]] = [(one.name, one.make) for one in SETUPS if one.ranks == size]
     for one in FAULTS:
         if one.ranks == size:
-            cases += [(one.name, lambda one=one: one.make(True)), (f"without: {one.name}", lambda one=one: one.make(False))]
+            cases += [
+                (one.name, lambda one=one: one.make(True)),
+                (f"without: {one.name}", lambda one=one: one.make(False)),
+            ]
     return cases
 
 
@@ -69,7 +70,7 @@ def answers(names: Sequence[str] = (), show: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for size in (2, 4):
             if not names or {name for name, _ in every(size)} & set(names):
-                processes.start_processes(
+                processes.start_processes(  # pyright: ignore[reportPrivateImportUsage]
                     run, (Path(folder), size, tuple(names), show), nprocs=size, start_method="spawn", join=True
                 )
                 told |= torch.load(Path(folder) / f"told-{size}.pt", weights_only=False)
@@ -104,12 +105,13 @@ def _findings(told: Any) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="A case's name; repeatable.")
+    parser.add_argument("--folder", type=Path, default=HERE, help="Where the ledgers are written.")
     given = parser.parse_args()
     told = answers(given.only, show=bool(given.only))
     if given.only:
         return
     for name, ledger in rows(told).items():
-        with (HERE / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        with (given.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS[name], lineterminator="\n")
             writer.writeheader()
             writer.writerows(ledger)

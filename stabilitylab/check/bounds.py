@@ -149,7 +149,7 @@ BOUNDS = _bounds(
           "the copies train apart from the first update on"),
     Bound("gradient scale", "kinds of parameters whose gradient is off by a number of ranks", 0, "fail",
           "the learning rate and clipping then depend on the number of processes",
-          "average once: DistributedDataParallel and fully_shard do; multiply a loss over all ranks' tokens by their number"),
+          "average once, as DistributedDataParallel does; multiply a loss over all ranks' tokens by that number"),
     Bound("update", "parameters whose copies or parts move differently", 0, "fail",
           "the copies train apart from the first update on",
           "give all ranks the same optimizer settings; look at what splits or broadcasts the update"),

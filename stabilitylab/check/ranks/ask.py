@@ -249,7 +249,7 @@ def _several(optimizer: Given, model: nn.Module) -> list[torch.optim.Optimizer]:
             made = optimizer(model.parameters())
         except Exception as error:
             raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
-    several = list(made) if isinstance(made, (list, tuple)) else [made]
+    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
     if wrong := next((one for one in several if not hasattr(one, "param_groups")), None):
         raise UsageError(f"optimizer holds {type(wrong).__name__}: give a torch.optim.Optimizer, or several.")
     return several

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def _parameters(members: Members) -> dict[str, tuple[Part, tuple[tuple[int, ...]
     }
 
 
-def _shards(each: list[Any]) -> Check:
+def _shards(each: Sequence[Mapping[str, Any]]) -> Check:
     """Check that no two parts of a parameter are copies of each other."""
     pairs: dict[str, list[int]] = {}
     cut = 0
@@ -97,7 +97,7 @@ def buffers(model: nn.Module, members: Members) -> Check:
     return weigh(BUFFERS, float(len(wrong)), measured, site=wrong[0] if wrong else "")
 
 
-def _differing(each: list[Mapping[str, Any]]) -> tuple[list[str], list[int]]:
+def _differing(each: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[int]]:
     """Return the names whose copies differ, and the ranks that differ from the most."""
     apart = [(name, ranks) for name, held in holders(each) if (ranks := parted(held))]
     return list(dict.fromkeys(name for name, _ in apart)), sorted({rank for _, ranks in apart for rank in ranks})

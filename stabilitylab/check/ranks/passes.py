@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import UsageError
+from ...errors import InputError, UsageError
 from ...probes.parameters.layouts import local, local_gradient, whole
 from .members import Members
 from .restoring import Kept
@@ -32,13 +32,13 @@ class Passes:
     def rehearse(self) -> None:
         """Run the loss once without DistributedDataParallel, which would communicate: a loss that fails on one rank
         then fails on all of them at once. A loss that needs the wrapper is left for the pass itself."""
-        wrappers = [own for own in self.model.modules() if isinstance(own, DistributedDataParallel)]
-        if not wrappers or wrappers[0] is not self.model:
+        if not isinstance(self.model, DistributedDataParallel):
             return
+        bare: nn.Module = self.model.module
         problem = ""
         with self._begun(), torch.no_grad():
             try:
-                self._loss_fn(self.model.module, self._batch)
+                self._loss_fn(bare, self._batch)
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
         failed = [own for own in self._members.gathered(problem) if own]
@@ -46,7 +46,7 @@ class Passes:
 
             def again() -> None:
                 if problem:
-                    raise RuntimeError(problem)
+                    raise InputError(problem)
 
             self._members.together("loss_fn(model, batch)", again)
 

@@ -66,7 +66,8 @@ class RankCheck:
     def _verdict(self) -> str:
         if self.suspect is not None:
             verdict = "ok, with warnings" if self.ok else "not ready to train"
-            return f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"
+            place = f", {self.suspect.site}" if self.suspect.site else ""
+            return f"{verdict}; look first at {self.suspect.bound}{place}"
         if all(check.state == "not checked" for check in self.checks):
             return "nothing was checked"
         return "ok: the processes fit together in everything that was checked"
