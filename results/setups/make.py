@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-
 from faults import FAULTS
 from setups import SETUPS
 

@@ -13,7 +13,6 @@ from models import HEAD, LENGTH, ROWS, VOCAB, WIDTH, Convolutions, Gpt, SplitNet
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -274,6 +273,8 @@ def _ddp_two() -> Arguments:
 
 @setup("DDP, ZeroRedundancyOptimizer")
 def _ddp_zero() -> Arguments:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which compiles a script, with a warning
+
     given = ddp(Gpt())
     given["optimizer"] = ZeroRedundancyOptimizer(given["model"].parameters(), torch.optim.AdamW, lr=1e-3)
     return given

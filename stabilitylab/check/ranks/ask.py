@@ -17,7 +17,7 @@ from ..bounds import not_checked
 from ..result import Check
 from . import copies, data, dropout, evaluating, gradients, optimizing
 from .members import Members, RankFailedError
-from .passes import Action, Loss, Passes, own_values
+from .passes import Action, Loss, RankPasses, own_values
 from .report import RankCheck
 from .restoring import Kept
 
@@ -40,7 +40,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "EleutherAI/gpt-neox#1259",
         ),
         optimizing.UPDATE: ("pytorch/pytorch#176076",),
-        evaluating.EVALUATION: ("pytorch/pytorch#149029",),
+        evaluating.EVALUATION: ("pytorch/pytorch#149029", "pytorch/pytorch#137348"),
     }
 )
 NAMES = tuple(SOURCES)
@@ -130,7 +130,7 @@ class _Asked:
             self._ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
             self._ask((copies.BUFFERS,), lambda: [copies.buffers(model, members)])
             self._ask((data.SAME, data.TENSOR), lambda: data.batches(members, batches or [batch]))
-            passes = Passes(model, batch, loss_fn, after_backward, members, kept)
+            passes = RankPasses(model, batch, loss_fn, after_backward, members, kept)
             passes.rehearse()
             self._passes(passes, kept, optimizers, evaluate)
         finally:
@@ -138,12 +138,12 @@ class _Asked:
 
     def _passes(
         self,
-        passes: Passes,
+        passes: RankPasses,
         kept: Kept,
         optimizers: Sequence[torch.optim.Optimizer],
         evaluate: Action | None,
     ) -> None:
-        members, listener = self.members, dropout.Listener()
+        members, listener = self.members, dropout.DropoutListener()
         loss = passes.gradients(listener)
         own = {name: None if one is None else one.clone() for name, one in passes.own_gradients().items()}
         self._ask((dropout.DATA, dropout.TENSOR), lambda: dropout.dropouts(members, listener))
@@ -163,7 +163,7 @@ class _Asked:
 
     def _update(
         self,
-        passes: Passes,
+        passes: RankPasses,
         kept: Kept,
         optimizers: Sequence[torch.optim.Optimizer],
         own: Mapping[str, torch.Tensor | None],
@@ -189,7 +189,7 @@ class _Asked:
 
     def _evaluation(
         self,
-        passes: Passes,
+        passes: RankPasses,
         kept: Kept,
         optimizers: Sequence[torch.optim.Optimizer],
         evaluate: Action | None,

@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     leaving: int | None
 
 
-class Listener(TorchFunctionMode):
+class DropoutListener(TorchFunctionMode):
     """Keeps the first calls of dropout that are active."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Listener(TorchFunctionMode):
         return result
 
 
-def dropouts(members: Members, listener: Listener) -> Iterator[Check]:
+def dropouts(members: Members, listener: DropoutListener) -> Iterator[Check]:
     """Check the masks of the ranks' first training pass."""
     each = members.gathered(listener.calls)
     yield _on_data_ranks(members, each)

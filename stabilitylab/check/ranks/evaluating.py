@@ -7,14 +7,14 @@ from ...probes.places.naming import named
 from ..bounds import not_checked, weigh
 from ..result import Check
 from .members import Members
-from .passes import Passes
+from .passes import RankPasses
 
 EVALUATION = "evaluation"
 ROUNDING = 1e-4  # relative difference of losses that a GPU's order of additions may make, where all is sharded
 NOT_GIVEN = "no evaluate= was given, the evaluation of your loop"
 
 
-def unsharded(passes: Passes) -> list[str]:
+def unsharded(passes: RankPasses) -> list[str]:
     """Return the names of the fully_shard modules that hold gathered parameters now."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor

@@ -15,7 +15,7 @@ from ...probes.places.naming import modules_of
 from ..bounds import not_checked, weigh
 from ..result import Check
 from .members import Members, holders, parted, said
-from .passes import Passes, own_values
+from .passes import RankPasses, own_values
 
 COPIES, SCALE = "gradient copies", "gradient scale"
 MOST = 24  # kinds of parameters whose derivatives are taken, the largest gradients first
@@ -64,7 +64,7 @@ def _parted_within(members: Members, held: Sequence[tuple[int, object]]) -> bool
 
 
 def scale(
-    members: Members, passes: Passes, gradients: Mapping[str, Tensor | None], apart: frozenset[str], loss: float
+    members: Members, passes: RankPasses, gradients: Mapping[str, Tensor | None], apart: frozenset[str], loss: float
 ) -> Check:
     """Check each kind of parameter's gradient against the derivative of the ranks' mean loss along this gradient.
 
@@ -116,7 +116,7 @@ def scale(
 
 def _ratio(
     members: Members,
-    passes: Passes,
+    passes: RankPasses,
     gradients: Mapping[str, Tensor | None],
     names: Sequence[str],
     loss: float,
@@ -134,7 +134,7 @@ def _ratio(
 
 
 def _once(
-    members: Members, passes: Passes, gradients: Mapping[str, Tensor | None], names: Sequence[str], length: float
+    members: Members, passes: RankPasses, gradients: Mapping[str, Tensor | None], names: Sequence[str], length: float
 ) -> float:
     """Return gradient over derivative from a central difference along the gradient, times ``length``."""
     values = own_values(members)
@@ -166,7 +166,7 @@ def _square(members: Members, name: str, value: Tensor | None) -> float:
     return 0.0 if value is None else float(value.double().square().sum()) * members.shares[name]
 
 
-def _kinds(passes: Passes, names: Iterable[str]) -> dict[str, str]:
+def _kinds(passes: RankPasses, names: Iterable[str]) -> dict[str, str]:
     """Map each name to its kind: the name without the number of its layer, if the modules are of one class too."""
     modules = modules_of(passes.model)
     classes: dict[str, type] = {}

@@ -19,7 +19,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 Action = Callable[[nn.Module], Any]
 
 
-class Passes:
+class RankPasses:
     """Runs the loss on this rank, each time in training mode with the random numbers that the caller's generators give
     next. Every pass is taken by all ranks together, and fails on all of them if it fails on one."""
 
