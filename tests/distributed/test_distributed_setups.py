@@ -93,7 +93,7 @@ def test_a_question_that_cannot_be_asked_says_why(ranks: Any) -> None:
         ("summed", ["gradient scale"], "every kind of parameter: the gradient is 2 times the derivative"),
         ("around", ["gradient copies"], "differ between data ranks (ranks 0 and 1)"),
         ("missing", ["optimizer misses"], "2 of 6: norm.weight, norm.bias on ranks 0 and 1"),
-        ("stale", ["evaluation"], "it leaves the root unsharded"),
+        ("stale", ["evaluation"], "it leaves norm.weight, norm.bias gathered"),
         ("scattered", ["replicas", "buffers"], "norm.weight: rank 1 holds other values than the rest"),
         ("cut_drawn", ["dropout on tensor ranks"], "ranks 0 and 1 drop other entries of the same activation"),
     ],

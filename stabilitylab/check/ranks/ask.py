@@ -204,7 +204,7 @@ class _Asked:
         kept.undo()
         passes.gradients()
         self.members.together("evaluate(model)", lambda: evaluate(passes.model))
-        left = evaluating.unsharded(passes)
+        left = evaluating.gathered_now(self.members, passes)
         self._stepped(optimizers)
         after = passes.loss()
         self._ask((evaluating.EVALUATION,), lambda: [evaluating.evaluated(self.members, plain, after, left)])

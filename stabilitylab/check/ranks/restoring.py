@@ -25,8 +25,8 @@ class Kept:
             raise UsageError("memory has no room for a copy of the model: check it on a larger machine.")
         self._modes = [(module, module.training) for module in model.modules()]
         self._gradients = [(own, own.grad, _copy(own.grad)) for own in model.parameters()]
-        self._optimizers = [_KeptOptimizer(each) for one in optimizers for each in within(one)]
-        self._buffers = [(own, own.clone()) for own in model.buffers()]
+        self._kept_optimizers = [_KeptOptimizer(each) for one in optimizers for each in within(one)]
+        self._kept_buffers = [(own, own.clone()) for own in model.buffers()]
 
     def seed(self) -> None:
         """Put the random generators back."""
@@ -35,7 +35,7 @@ class Kept:
     def undo_buffers(self) -> None:
         """Put the buffers back."""
         with torch.no_grad():
-            for own, before in self._buffers:
+            for own, before in self._kept_buffers:
                 own.copy_(before)
 
     def undo(self) -> None:
@@ -44,7 +44,7 @@ class Kept:
         for module, mode in self._modes:
             module.training = mode
         lasting = [change.name for change in self._snapshot.compare().read() if not change.undone]
-        for each in self._optimizers:
+        for each in self._kept_optimizers:
             each.undo()
         with torch.no_grad():
             for own, gradient, before in self._gradients:
