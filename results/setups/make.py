@@ -1,4 +1,4 @@
-"""Make ``faults.csv`` and ``setups.csv``: ``python results/setups/make.py``; ``--only NAME`` shows one row and writes
+"""Make ``faults.csv``, ``later.csv`` and ``setups.csv``: ``python results/setups/make.py``; ``--only NAME`` shows one row and writes
 nothing."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from faults import FAULTS
+from faults import FAULTS, Fault
+from later import LATER
 from setups import SETUPS
 
 import stabilitylab as sl
@@ -31,7 +32,7 @@ COLUMNS = {
 def every(size: int) -> list[tuple[str, Any]]:
     """The cases of so many ranks: (name, function that returns the arguments)."""
     cases: list[tuple[str, Any]] = [(one.name, one.make) for one in SETUPS if one.ranks == size]
-    for one in FAULTS:
+    for one in (*FAULTS, *LATER):
         if one.ranks == size:
             cases += [
                 (one.name, lambda one=one: one.make(True)),
@@ -77,16 +78,8 @@ def answers(names: Sequence[str] = (), show: bool = False) -> dict[str, Any]:
 
 
 def rows(told: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """The two ledgers."""
-    faults, setups = [], []
-    for one in FAULTS:
-        found, clean = _findings(told[one.name]), _findings(told[f"without: {one.name}"])
-        first = found[0] if found else None
-        name = "" if first is None else first["bound"]
-        measured = "" if first is None else first["text"]
-        right = name in one.checks and not clean
-        values = (one.name, one.source, one.ranks, name, right, measured, "; ".join(each["bound"] for each in clean))
-        faults.append(dict(zip(COLUMNS["faults"], map(str, values), strict=True)))
+    """The three ledgers."""
+    setups = []
     for one in SETUPS:
         found = _findings(told[one.name])
         checks = [] if isinstance(told[one.name], str) else told[one.name]["checks"]
@@ -94,7 +87,17 @@ def rows(told: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
         said = "; ".join(each["bound"] for each in found)
         values = (one.name, one.ranks, said, bool(found), len(checks) - len(left), "; ".join(left))
         setups.append(dict(zip(COLUMNS["setups"], map(str, values), strict=True)))
-    return {"faults": faults, "setups": setups}
+    found_of = {name: [_row(one, told) for one in own] for name, own in (("faults", FAULTS), ("later", LATER))}
+    return {**found_of, "setups": setups}
+
+
+def _row(one: Fault, told: dict[str, Any]) -> dict[str, str]:
+    found, clean = _findings(told[one.name]), _findings(told[f"without: {one.name}"])
+    first = found[0] if found else {"bound": "", "text": ""}
+    right = first["bound"] in one.checks and not clean
+    without = "; ".join(each["bound"] for each in clean)
+    values = (one.name, one.source, one.ranks, first["bound"], right, first["text"], without)
+    return dict(zip(COLUMNS["faults"], map(str, values), strict=True))
 
 
 def _findings(told: Any) -> list[dict[str, Any]]:
@@ -111,7 +114,7 @@ def main() -> None:
         return
     for name, ledger in rows(told).items():
         with (given.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS[name], lineterminator="\n")
+            writer = csv.DictWriter(file, COLUMNS["setups" if name == "setups" else "faults"], lineterminator="\n")
             writer.writeheader()
             writer.writerows(ledger)
 
