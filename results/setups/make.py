@@ -1,5 +1,4 @@
-"""Make ``faults.csv``, ``later.csv`` and ``setups.csv``: ``python results/setups/make.py``; ``--only NAME`` shows one row and writes
-nothing."""
+"""Make the three ledgers: ``python results/setups/make.py``; ``--only NAME`` shows a case and writes nothing."""
 
 from __future__ import annotations
 

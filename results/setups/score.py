@@ -1,4 +1,4 @@
-"""Compare docs/setups.md with the two ledgers: ``python results/setups/score.py``; ``--write`` makes its tables."""
+"""Compare docs/setups.md with the ledgers: ``python results/setups/score.py``; ``--write`` makes its tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def counts() -> list[str]:
-    """The shares of the two lists, with what was judged wrongly."""
-    faults, setups = read("faults"), read("setups")
-    missed = [row["bug"] for row in faults if row["found"] != "True"]
+    """The shares of the lists, with what was judged wrongly."""
+    first, later, setups = read("faults"), read("later"), read("setups")
+    faults = [*first, *later]
+    missed, missed_later = ([row["bug"] for row in own if row["found"] != "True"] for own in (first, later))
     accused = [row["set-up"] for row in setups if row["accused"] == "True"]
     doubted = [row["bug"] for row in faults if row["findings without the bug"]]
     silent = [row["set-up"] for row in setups if "gradient scale" in row["not checked"].split("; ")]
     rows = (
-        ("published bugs that are found", len(faults) - len(missed), len(faults), missed),
+        ("published bugs of the first list that are found", len(first) - len(missed), len(first), missed),
+        ("published bugs of the later list that are found", len(later) - len(missed_later), len(later), missed_later),
         ("the same set-ups without the bug that have a finding", len(doubted), len(faults), doubted),
         ("correct set-ups that have a finding", len(accused), len(setups), accused),
         ("correct set-ups whose gradient scale could not be told", len(silent), len(setups), silent),
@@ -37,14 +39,14 @@ def counts() -> list[str]:
     )
 
 
-def faults() -> list[str]:
+def faults(name: str = "faults") -> list[str]:
     """Each bug, its source and the first finding."""
-    rows = ((row["bug"], f"`{row['source']}`", row["ranks"], row["first finding"] or "none") for row in read("faults"))
+    rows = ((row["bug"], f"`{row['source']}`", row["ranks"], row["first finding"] or "none") for row in read(name))
     return table(("bug", "source", "ranks", "first finding"), rows)
 
 
 def anew(text: str) -> str:
-    return page_blocks.renewed(text, {"counts": counts, "faults": faults})
+    return page_blocks.renewed(text, {"counts": counts, "faults": faults, "later": lambda: faults("later")})
 
 
 if __name__ == "__main__":
