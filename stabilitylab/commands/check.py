@@ -5,15 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
+from ..printable import screen
 from ._factory import GIVES, OF_LR_FIND, made_by, named
 from ._options import JSON, VERBOSE
 from .base import command
+
+if TYPE_CHECKING:
+    from ..check import RankCheck
 
 
 @command("check", rank=20)
@@ -65,7 +70,7 @@ def check(
     from ..check import check_ranks, preflight
     from ..check.questions import NAMES
     from ..check.ranks import NAMES as OF_RANKS
-    from ..probes.parameters.ranks import is_first_rank
+    from ..probes.parameters.ranks import on_first_rank
 
     keys = [inspect.signature(function).parameters for function in (preflight, check_ranks)]
     given = made_by(factory, "check", "preflight", list(dict.fromkeys([*keys[0], *keys[1]])), OF_LR_FIND)
@@ -73,13 +78,26 @@ def check(
         if every:
             raise UsageError("--all shows layers, of which a check of several processes has none: leave it out.")
         found = check_ranks(**_arguments(given, keys[1], NAMES))
-        if is_first_rank():
-            print(json.dumps(plain(found.as_dict())) if json_ else found)
+        on_first_rank(
+            lambda: _shown(found, json_)
+        )  # torchrun ends all ranks once one has ended with another code than 0
     else:
         found = preflight(**_arguments(given, keys[0], OF_RANKS))
         print(json.dumps(plain(found.as_dict())) if json_ else found.text(every))
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _shown(found: RankCheck, json_: bool) -> None:
+    """Print the result, at once."""
+    from ..store.layout import plain
+
+    if json_:
+        print(json.dumps(plain(found.as_dict())))
+    else:
+        console = screen(width=None if sys.stdout.isatty() else 10_000)
+        console.print(str(found), highlight=False, markup=False)
+    sys.stdout.flush()
 
 
 def _arguments(given: Mapping[str, Any], keys: Collection[str], foreign: Collection[str]) -> dict[str, Any]:
