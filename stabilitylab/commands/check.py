@@ -78,9 +78,8 @@ def check(
         if every:
             raise UsageError("--all shows layers, of which a check of several processes has none: leave it out.")
         found = check_ranks(**_arguments(given, keys[1], NAMES))
-        on_first_rank(
-            lambda: _shown(found, json_)
-        )  # torchrun ends all ranks once one has ended with another code than 0
+        # all wait for the first: torchrun ends every rank once one has ended with another code than 0
+        on_first_rank(lambda: _shown(found, json_))
     else:
         found = preflight(**_arguments(given, keys[0], OF_RANKS))
         print(json.dumps(plain(found.as_dict())) if json_ else found.text(every))

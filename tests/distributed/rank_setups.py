@@ -231,6 +231,19 @@ def one_seed() -> Given:
     return given
 
 
+class _Failing(torch.optim.SGD):
+    """An optimizer whose step fails on one rank, and needs a closure on none."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(Net().parameters(), lr=0.1)
+        self.fails = fails
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise TypeError("closure")
+        return super().step()
+
+
 def failing(folder: Path) -> dict[str, str]:
     """What every rank says where one alone fails: in the loss, in what follows it, and with other arguments."""
 
@@ -256,6 +269,9 @@ def failing(folder: Path) -> dict[str, str]:
         "after": check(given | {"after_backward": after}),
         "other": check(replicated() | ({"optimizer": None} if dist.get_rank() else {})),
         "layout": sentence(lambda: sl.check_ranks(**cut() | {"share": lambda name, own: dist.get_rank() or None})),
+        "skip": check(replicated() | {"skip": ["update"] if dist.get_rank() else []}),
+        "wrapped": check(replicated() | ({"model": Net()} if dist.get_rank() else {})),
+        "step": check(replicated() | {"optimizer": _Failing(dist.get_rank() == 1)}),
         "number": check(replicated() | {"loss_fn": lambda model, x: model(x)}),
     }
     given = given | {

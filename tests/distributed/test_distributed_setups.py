@@ -121,6 +121,8 @@ def test_where_one_rank_fails_all_say_which_and_why(ranks: Any) -> None:
             "UsageError: the ranks give different arguments: call check_ranks with the same ones on every rank."
         )
         assert one["layout"].startswith("UsageError: rank 1: the layout failed: share= returns 1 for 'norm.weight'")
+        assert one["skip"] == one["wrapped"] == one["other"]
+        assert one["step"] == "", "update and evaluation are not checked on any rank"
         assert one["number"].endswith("loss_fn(model, batch) failed: it must return one number with a gradient.")
 
 

@@ -123,8 +123,10 @@ class _Asked:
         evaluate: Action | None,
     ) -> None:
         members = self.members
-        self._agree_on(after_backward is not None, evaluate is not None, optimizer is not None)
+        given = (optimizer, batches, after_backward, evaluate)
+        self._agree_on(type(model).__name__, sorted(self._skip), *(one is not None for one in given))
         optimizers = members.together("the optimizer", lambda: _several(optimizer, model))
+        self._agree_on(bool(optimizers))
         kept = members.together("a copy of the state", lambda: Kept(model, optimizers, members.processes))
         try:
             self._ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
@@ -220,11 +222,13 @@ class _Asked:
                     return f"{type(one).__name__} needs a closure, which a check does not have"
             return ""
 
-        return self.members.together("the optimizer's step", step)
+        own = self.members.together("the optimizer's step", step)
+        return next(filter(None, self.members.gathered(own)), "")
 
-    def _agree_on(self, *given: bool) -> None:
+    def _agree_on(self, *given: Any) -> None:
+        """Raise UsageError on all ranks if they would ask different questions."""
         told = self.members.gathered(given)
-        if len(set(told)) > 1:
+        if any(one != told[0] for one in told):
             raise UsageError("the ranks give different arguments: call check_ranks with the same ones on every rank.")
 
     def _ask(self, names: Sequence[str], answer: Callable[[], Iterable[Check]]) -> None:

@@ -76,7 +76,9 @@ def scale(
     factors = sorted({*map(float, sizes), *(1 / size for size in sizes)})
     mean_loss = members.mean([loss])[0]
     norms = members.gather(lambda: {name: _square(members, name, value) for name, value in gradients.items()})
-    kinds = _kinds(passes, gradients)
+    kinds: dict[str, str] = {}
+    for own_kinds in members.gather(lambda: _kinds(passes, gradients)):
+        kinds = {**own_kinds, **kinds}
     totals: dict[str, float] = {}
     for name in dict.fromkeys(name for own in norms for name in own):
         if name not in apart:

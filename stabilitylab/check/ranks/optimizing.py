@@ -73,7 +73,8 @@ def updated(
         return weigh(UPDATE, float(len(names)), measured, site=names[0])
     states = {name: _moves(changes[name], gradients[name]) for name in changes}
     found = members.gathered(states)
-    names = [name for name in states if {own.get(name) for own in found} >= {True, False}]
+    known = dict.fromkeys(name for own_states in found for name in own_states)
+    names = [name for name in known if {own_states.get(name) for own_states in found} >= {True, False}]
     measured = f"{len(own)} parameters move alike on ranks that hold the same part"
     if names:
         ranks = [rank for rank, told in enumerate(found) if told.get(names[0]) is False]
