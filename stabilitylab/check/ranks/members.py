@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -106,7 +105,6 @@ class Members:
             _, rank, kind, text = min(failures)
             raised = UsageError if kind == "UsageError" else InputError
             raise raised(f"rank {rank}: {what} failed: {text}") from failed
-        assert result is not None or failed is None
         return result  # pyright: ignore[reportReturnType]
 
     def _exchanged(self, own: str, failed: bool) -> dict[int, tuple[float, str, str]]:
@@ -178,8 +176,3 @@ def parted(held: Sequence[tuple[int, Any]], same: Callable[[Any, Any], bool] | N
             known[1].append(rank)
     most = max(kinds, key=lambda own: len(own[1]))[1] if kinds else []
     return [rank for rank, _ in held if rank not in most]
-
-
-def on_host(tensor: torch.Tensor | None) -> list[int]:
-    """Return digests as a list."""
-    return [] if tensor is None else tensor.tolist()
