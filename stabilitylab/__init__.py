@@ -14,7 +14,7 @@ from .tapping import tap
 if TYPE_CHECKING:
     from .api import sites, watch
     from .bisect.find import bisect
-    from .check import preflight, verify_neutral
+    from .check import check_ranks, preflight, verify_neutral
     from .explain import Recorder
     from .explain.explanation import explain
     from .lr_find.find import lr_find
@@ -28,6 +28,7 @@ _HOME = {
     "Run": "store",
     "bisect": "",  # the package itself, which can be called
     "build_model": "models",
+    "check_ranks": "check",
     "explain": "",  # the package itself, which can be called
     "load_runs": "store",
     "lr_find": "",  # the package itself, which can be called
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "bisect",
     "build_model",
+    "check_ranks",
     "explain",
     "load_runs",
     "lr_find",

@@ -65,7 +65,7 @@ def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp
         numbers = [int(number) for number in re.findall(r"<p>(\d+)</p>", row)]
         assert numbers == [len(experiments(name)), sweep.minutes], f"docs/sweeps.md, {name}: number of runs, minutes"
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
-    public = ("watch", "sites", "Run", "preflight", "probe", "verify_neutral")
+    public = ("watch", "sites", "Run", "preflight", "probe", "check_ranks", "verify_neutral")
     missing = [name for name in public if f'id="stabilitylab.{name}"' not in reference]
     assert missing == [], "docs/reference/index.md does not document these names"
 

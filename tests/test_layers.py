@@ -152,7 +152,7 @@ INSIDE = {
         ("check.bounds", "check.neutrality"),
         ("check.evaluation", "check.leaks", "check.start", "check.units", "check.wiring"),
         ("check.shifts",),
-        ("check.questions",),
+        ("check.questions", "check.ranks"),
         ("check.measure",),
         ("check",),
     ),

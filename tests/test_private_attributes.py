@@ -41,6 +41,7 @@ OUTSIDE = {  # of torch, Python and others
     **dict.fromkeys(("_indices", "_values"), "of a sparse tensor, without the copy that coalesce() makes"),
     "_getframe": "the callers' frames; each use says why",
     "_fused_adamw_": FOREACH,
+    "_get_default_store": "by which ranks agree while others are inside a collective",
     "_optimizers": "which Accelerator an optimizer belongs to",
 }
 # names that objects of ours have too -> the files in which it is torch's

@@ -115,7 +115,7 @@ class _Listener(TorchFunctionMode):
         if func in (F.cross_entropy, F.nll_loss):
             own = _bound(func, args, kwargs)
             self._entropy(own["input"], own["target"], own["ignore_index"])
-        elif self._drops(func, args, kwargs):
+        elif drops(func, args, kwargs):
             self._seen.dropouts.append(func.__name__)
         result = func(*args, **kwargs)
         if func is F.embedding and self._leaves:
@@ -131,21 +131,6 @@ class _Listener(TorchFunctionMode):
         if found is not None:
             self._seen.output = found
 
-    @staticmethod
-    def _drops(func: Any, args: Any, kwargs: Any) -> bool:
-        if func is F.scaled_dot_product_attention:
-            return (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
-        if func is F.multi_head_attention_forward:
-            own = _bound(func, args, kwargs)
-            return own["dropout_p"] > 0 and own["training"]
-        if func in DROPOUTS:
-            own = _bound(func, args, kwargs)
-            return own["p"] > 0 and own["training"]
-        if func in (torch.dropout, torch.feature_dropout):
-            _, p, train = (*args, *kwargs.values())
-            return p > 0 and train
-        return False
-
     def _entropy(self, input: Tensor, target: Tensor, ignore_index: int) -> None:
         if not isinstance(input, Tensor) or input.dim() == 0 or not isinstance(target, Tensor):
             return
@@ -159,6 +144,22 @@ class _Listener(TorchFunctionMode):
         counted = torch.ones(len(flat), dtype=torch.bool, device=flat.device) if soft else goal != ignore_index
         if len(flat) and (soft or len(goal) == len(flat)) and counted.any():
             self._seen.entropies.append(CrossEntropy(flat, goal, counted, tuple(target.shape)))
+
+
+def drops(func: Any, args: Any, kwargs: Any) -> bool:
+    """True for a call of dropout that is active."""
+    if func is F.scaled_dot_product_attention:
+        return (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
+    if func is F.multi_head_attention_forward:
+        own = _bound(func, args, kwargs)
+        return own["dropout_p"] > 0 and own["training"]
+    if func in DROPOUTS:
+        own = _bound(func, args, kwargs)
+        return own["p"] > 0 and own["training"]
+    if func in (torch.dropout, torch.feature_dropout):
+        _, p, train = (*args, *kwargs.values())
+        return p > 0 and train
+    return False
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:

@@ -14,7 +14,10 @@ from ..errors import InputError, StabilityLabError, UsageError
 OF_LR_FIND = (
     *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
 )
-OF_CHECK = ("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site")
+OF_CHECK = (
+    *("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site"),
+    *("after_backward", "evaluate", "share"),  # under torchrun
+)
 GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of {takes}'s arguments"
 
 

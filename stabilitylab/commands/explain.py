@@ -12,7 +12,7 @@ import typer
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..printable import screen
-from ._factory import named
+from ._factory import OF_CHECK, named
 from ._options import JSON, VERBOSE
 from .base import command
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..store import Run
 
 TAKES = ("model", "loss_fn", "optimizer", "scaler", "scheduler", "clip")
-OTHERS = ("batch", "batches", "held_out", "classes", "causal", "batch_first", "skip", "mask", "sites", "output_site")
+OTHERS = ("batch", "batches", "held_out", *OF_CHECK)
 
 
 @command("explain", rank=95)

@@ -27,6 +27,7 @@ from rank_explain import EXPLAIN_CASES, SLOW_EXPLAIN, rounding
 from rank_neutral import NEUTRAL_CASES
 from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
+from rank_setups import FOUR_SETUPS, SETUP_CASES, SLOW_SETUPS
 from rank_shares import SHARE_CASES
 from rank_taps import TAP_CASES
 from rank_tensor_cases import FOUR_CASES, TENSOR_CASES
@@ -42,6 +43,8 @@ SLOW = frozenset(  # asked for by tests of the slow set alone
     {
         *COMPILED_CASES,
         *FOUR_CASES,
+        *FOUR_SETUPS,
+        *SLOW_SETUPS,
         *SLOW_EXPLAIN,
         "explain_rounding",
         *(f"curvature_{case}" for case in ("fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
@@ -59,7 +62,7 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     """Those of so many ranks."""
     if size == 4:
-        return {**FOUR_CASES, "explain_rounding": rounding}
+        return {**FOUR_CASES, "explain_rounding": rounding, **FOUR_SETUPS}
     # the trainer last: it flushes denormal numbers from then on
     return (
         CASES
@@ -67,6 +70,7 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
         | BROKEN_CASES
         | EXPLAIN_CASES
         | SHARE_CASES
+        | SETUP_CASES
         | CURVATURE_CASES
         | TENSOR_CASES
         | PIPELINE_CASES

@@ -31,7 +31,7 @@ def differing(gradients: Sequence[Gradient]) -> list[str]:
     """Return the names of parameters whose gradients differ between ranks that hold the same part, and of parameters
     that a rank does not have. The list is the same on every rank. Every rank must call this. The call waits for the
     device."""
-    own = {(each.name, each.part): _summed(each.value) for each in gradients}
+    own = {(each.name, each.part): summed(each.value) for each in gradients}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
     firsts: dict[tuple[str, int], GradientSums] = {}
@@ -40,12 +40,13 @@ def differing(gradients: Sequence[Gradient]) -> list[str]:
     for each in everyone:
         for (name, part), sums in each.items():
             missing = any(name not in known for known in names)
-            if missing or not _alike(firsts.setdefault((name, part), sums), sums):
+            if missing or not alike(firsts.setdefault((name, part), sums), sums):
                 apart[name] = None
     return list(apart)
 
 
-def _summed(gradient: torch.Tensor | None) -> GradientSums:
+def summed(gradient: torch.Tensor | None) -> GradientSums:
+    """Return the numbers by which a gradient is compared."""
     if gradient is None:
         return GradientSums((), None)
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
@@ -55,11 +56,12 @@ def _summed(gradient: torch.Tensor | None) -> GradientSums:
     return GradientSums(tuple(gradient.shape), tuple(numbers))
 
 
-def _alike(one: GradientSums, other: GradientSums) -> bool:
+def alike(one: GradientSums, other: GradientSums, rounding: float = ROUNDING) -> bool:
+    """True if two gradients' numbers are equal up to ``rounding``, relative to their sizes."""
     if one.numbers is None or other.numbers is None:
         return one == other
     if one.shape != other.shape:
         return False
     scales = (max(one.numbers[1], other.numbers[1]), one.numbers[1], one.numbers[2])
     pairs = zip(one.numbers, other.numbers, scales, strict=True)
-    return all(repr(a) == repr(b) or abs(a - b) <= ROUNDING * scale for a, b, scale in pairs)
+    return all(repr(a) == repr(b) or abs(a - b) <= rounding * scale for a, b, scale in pairs)

@@ -1,0 +1,259 @@
+"""The questions to the processes of a training, in their order, and the published bug that each of them is about."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import UsageError, in_words
+from ...probes.parameters.sharing import Share
+from ..bounds import not_checked
+from ..result import Check
+from . import copies, data, dropout, evaluating, gradients, optimizing
+from .members import Members, RankFailedError
+from .passes import Action, Loss, RankPasses, own_values
+from .report import RankCheck
+from .restoring import Kept
+
+# question -> published bugs of that kind (repository#number)
+SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        copies.REPLICAS: ("allenai/OLMo-core#319",),
+        copies.BUFFERS: ("pytorch/pytorch#111138",),
+        copies.SHARDS: ("modelscope/ms-swift#7944",),
+        data.SAME: ("openspeech-team/openspeech#149",),
+        data.TENSOR: ("huggingface/accelerate#3092",),
+        optimizing.MISSES: ("pytorch/pytorch#149205",),
+        optimizing.DOUBLES: ("pytorch/pytorch#40967",),
+        dropout.DATA: ("huggingface/transformers#31412",),
+        dropout.TENSOR: ("NVIDIA/Megatron-LM#206",),
+        gradients.COPIES: ("jingyaogong/minimind#853", "NVIDIA/Megatron-LM#1446"),
+        gradients.SCALE: (
+            "TianhongDai/hindsight-experience-replay#4",
+            "verl-project/verl-SpeCo#29",
+            "EleutherAI/gpt-neox#1259",
+        ),
+        optimizing.UPDATE: ("pytorch/pytorch#176076",),
+        evaluating.EVALUATION: ("pytorch/pytorch#149029", "pytorch/pytorch#137348"),
+    }
+)
+NAMES = tuple(SOURCES)
+Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Any], torch.optim.Optimizer] | None
+
+
+def check_ranks(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Loss,
+    optimizer: Given = None,
+    *,
+    batches: Sequence[Any] | None = None,
+    after_backward: Action | None = None,
+    evaluate: Action | None = None,
+    share: Share | None = None,
+    skip: Collection[str] = (),
+) -> RankCheck:
+    """Check whether the processes of a training fit together. Call it on every rank of the process group, with what
+    that rank trains.
+
+    ``model``: the model as the loop calls it: DistributedDataParallel, after fully_shard or after parallelize_module.
+    ``batch``: this rank's. ``loss_fn(model, batch)``: the scalar whose backward pass the loop runs.
+    ``optimizer``: the loop's optimizer, several of them, or a function from parameters to one.
+    ``batches``: more batches of this rank, in which samples that two ranks have are looked for too.
+    ``after_backward(model)``: what the loop does with gradients before the optimizer's step, if it averages or adds
+    them up over ranks itself.
+    ``evaluate(model)``: the evaluation of the loop. The check calls it between backward and the optimizer's step.
+    ``share``: the process group over which code of your own splits a parameter, as in :func:`stabilitylab.watch`.
+    ``skip``: names of questions to leave out.
+
+    One update is made and undone: model, gradients, optimizers and random states have the same bits afterwards, on
+    every rank. The result is the same on all ranks. The check takes the memory of three more models and a copy of the
+    optimizer's state, the time of three training steps, and of 4 forward passes for each kind of parameter (one name in
+    all layers).
+
+    If something fails on one rank, all ranks raise, with its number and message. If others wait in a collective of the
+    loss at that time, the rank that failed raises after 10 s, and the others once its process has ended.
+
+    Raises UsageError for a wrong argument or a layout that is not known, InputError if a function of yours fails.
+
+    >>> found = check_ranks(model, batch, loss_fn, optimizer)  # doctest: +SKIP
+    >>> if dist.get_rank() == 0: print(found)  # doctest: +SKIP
+    """
+    for name in skip:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            raise UsageError(
+                f"skip names {name!r}, which is no question{f': did you mean {near[0]!r}' if near else ''}? There are "
+                f"{', '.join(NAMES)}."
+            )
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        why = "there is one process: start several, as with torchrun --nproc-per-node 2"
+        return RankCheck(1, 1, 1, [not_checked(name, why) for name in NAMES])
+    asked = _Asked(Members(model, share), frozenset(skip))
+    asked.all(model, batch, loss_fn, optimizer, batches, after_backward, evaluate)
+    members = asked.members
+    return RankCheck(members.size, members.data_ranks, members.tensor_ranks, asked.checks)
+
+
+class _Asked:
+    """The questions, and the answers so far. Each question is reached by all ranks."""
+
+    def __init__(self, members: Members, skip: frozenset[str]) -> None:
+        self.members, self._skip = members, skip
+        self._found: dict[str, Check] = {}
+
+    @property
+    def checks(self) -> list[Check]:
+        return [self._found[name] for name in NAMES]
+
+    def all(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Loss,
+        optimizer: Given,
+        batches: Sequence[Any] | None,
+        after_backward: Action | None,
+        evaluate: Action | None,
+    ) -> None:
+        members = self.members
+        given = (optimizer, batches, after_backward, evaluate)
+        self._agree_on(type(model).__name__, sorted(self._skip), *(one is not None for one in given))
+        optimizers = members.together("the optimizer", lambda: _several(optimizer, model))
+        self._agree_on(bool(optimizers))
+        kept = members.together("a copy of the state", lambda: Kept(model, optimizers, members.processes))
+        try:
+            self._ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
+            self._ask((copies.BUFFERS,), lambda: [copies.buffers(model, members)])
+            self._ask((data.SAME, data.TENSOR), lambda: data.batches(members, batches or [batch]))
+            passes = RankPasses(model, batch, loss_fn, after_backward, members, kept)
+            passes.rehearse()
+            self._passes(passes, kept, optimizers, evaluate)
+        finally:
+            kept.undo()
+
+    def _passes(
+        self,
+        passes: RankPasses,
+        kept: Kept,
+        optimizers: Sequence[torch.optim.Optimizer],
+        evaluate: Action | None,
+    ) -> None:
+        members, listener = self.members, dropout.DropoutListener()
+        loss = passes.gradients(listener)
+        own = {name: None if one is None else one.clone() for name, one in passes.own_gradients().items()}
+        self._ask((dropout.DATA, dropout.TENSOR), lambda: dropout.dropouts(members, listener))
+        apart: frozenset[str] = frozenset()
+
+        def compared() -> list[Check]:
+            nonlocal apart
+            check, apart = gradients.copies(members, own)
+            return [check]
+
+        self._ask((gradients.COPIES,), compared)
+        self._ask((optimizing.MISSES, optimizing.DOUBLES), lambda: optimizing.held(members, optimizers, own))
+        plain = self._update(passes, kept, optimizers, own, apart)
+        self._evaluation(passes, kept, optimizers, evaluate, plain)
+        kept.undo()
+        self._ask((gradients.SCALE,), lambda: [gradients.scale(members, passes, own, apart, loss)])
+
+    def _update(
+        self,
+        passes: RankPasses,
+        kept: Kept,
+        optimizers: Sequence[torch.optim.Optimizer],
+        own: Mapping[str, torch.Tensor | None],
+        apart: frozenset[str],
+    ) -> float | None:
+        """Make the update and ask about it; return this rank's loss after it, None if there was none."""
+        if not optimizers:
+            self._found[optimizing.UPDATE] = not_checked(optimizing.UPDATE, optimizing.NONE)
+            return None
+        before = {name: value.clone() for name, value in own_values(self.members).items()}
+        if problem := self._stepped(optimizers):
+            self._found[optimizing.UPDATE] = not_checked(optimizing.UPDATE, problem)
+            return None
+        self._ask(
+            (optimizing.UPDATE,),
+            lambda: [
+                not_checked(optimizing.UPDATE, "the gradients of copies differ already")
+                if apart
+                else optimizing.updated(self.members, before, own)
+            ],
+        )
+        return passes.loss()
+
+    def _evaluation(
+        self,
+        passes: RankPasses,
+        kept: Kept,
+        optimizers: Sequence[torch.optim.Optimizer],
+        evaluate: Action | None,
+        plain: float | None,
+    ) -> None:
+        """Make the update again, with the loop's evaluation before it."""
+        if evaluate is None or plain is None or evaluating.EVALUATION in self._skip:
+            why = evaluating.NOT_GIVEN if evaluate is None else "there was no update"
+            why = "skip= leaves it out" if evaluating.EVALUATION in self._skip else why
+            self._found[evaluating.EVALUATION] = not_checked(evaluating.EVALUATION, why)
+            return
+        kept.undo()
+        passes.gradients()
+        self.members.together("evaluate(model)", lambda: evaluate(passes.model))
+        left = evaluating.gathered_now(self.members, passes)
+        self._stepped(optimizers)
+        after = passes.loss()
+        self._ask((evaluating.EVALUATION,), lambda: [evaluating.evaluated(self.members, plain, after, left)])
+
+    def _stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
+        """Step the optimizers; return why they cannot be stepped, "" if they were."""
+
+        def step() -> str:
+            for one in optimizers:
+                try:
+                    one.step()
+                except TypeError:
+                    return f"{type(one).__name__} needs a closure, which a check does not have"
+            return ""
+
+        own = self.members.together("the optimizer's step", step)
+        return next(filter(None, self.members.gathered(own)), "")
+
+    def _agree_on(self, *given: Any) -> None:
+        """Raise UsageError on all ranks if they would ask different questions."""
+        told = self.members.gathered(given)
+        if any(one != told[0] for one in told):
+            raise UsageError("the ranks give different arguments: call check_ranks with the same ones on every rank.")
+
+    def _ask(self, names: Sequence[str], answer: Callable[[], Iterable[Check]]) -> None:
+        if set(names) <= self._skip:
+            self._found |= {name: not_checked(name, "skip= leaves it out") for name in names}
+            return
+        try:
+            answered = list(answer())
+        except RankFailedError as error:
+            answered = [not_checked(name, str(error)) for name in names]
+        for check in answered:
+            left_out = check.name in self._skip
+            self._found[check.name] = not_checked(check.name, "skip= leaves it out") if left_out else check
+
+
+def _several(optimizer: Given, model: nn.Module) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        return []
+    made = optimizer
+    if callable(optimizer) and not hasattr(optimizer, "param_groups"):
+        try:
+            made = optimizer(model.parameters())
+        except Exception as error:
+            raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
+    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
+    if wrong := next((one for one in several if not hasattr(one, "param_groups")), None):
+        raise UsageError(f"optimizer holds {type(wrong).__name__}: give a torch.optim.Optimizer, or several.")
+    return several

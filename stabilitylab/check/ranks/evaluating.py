@@ -1,0 +1,42 @@
+"""An evaluation between backward and the optimizer's step: the next loss must be that of a loop without it."""
+
+from __future__ import annotations
+
+from ...errors import listed
+from ...probes.places.naming import parameters_of
+from ..bounds import not_checked, weigh
+from ..result import Check
+from .members import Members
+from .passes import RankPasses
+
+EVALUATION = "evaluation"
+ROUNDING = 1e-4  # relative difference of losses that a GPU's order of additions may make, where all is sharded
+NOT_GIVEN = "no evaluate= was given, the evaluation of your loop"
+
+
+def gathered_now(members: Members, passes: RankPasses) -> list[str]:
+    """Return the names of parameters that are sharded and of which the model now holds the gathered whole."""
+    now = parameters_of(passes.model)
+    return [
+        name
+        for name, own in members.parameters.items()
+        if hasattr(own, "placements") and not hasattr(now.get(name), "placements")
+    ]
+
+
+def evaluated(members: Members, without: float, with_evaluation: float, left: list[str]) -> Check:
+    """Check the losses after an update, without and with an evaluation before the optimizer's step. ``left``: the
+    parameters that it left gathered."""
+    plain, after, gathered = members.mean([without])[0], members.mean([with_evaluation])[0], members.gathered(left)
+    if plain != plain or after != after:
+        return not_checked(EVALUATION, "the loss after an update is not finite")
+    apart = abs(plain - after) / max(abs(plain), 1e-12)
+    names = list(dict.fromkeys(name for own in gathered for name in own))
+    if not names and apart <= ROUNDING:
+        apart = 0.0
+    measured = f"the loss after an update is {plain:.6g} with and without it"
+    if apart:
+        still = f"; it leaves {listed(names)} gathered" if names else ""
+        measured = f"the loss after an update is {plain:.6g} without it and {after:.6g} with it{still}"
+    remedy = "" if names else "put back what the evaluation changes, such as buffers, attributes and modes of modules"
+    return weigh(EVALUATION, apart, measured, remedy=remedy)
