@@ -217,11 +217,24 @@ def pixels_of(picture: Path, colour: tuple[int, int, int]) -> int:
 def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     told = browser.run("return $('.sentences li[data-run=\"breaks\"]').textContent;")
-    assert "First sign, at update 3" in told
+    assert "First sign, at step 3" in told
     assert "What to do:" in told
     assert browser.run("return $$('.remedy').every((one) => one.closest('li').dataset.run === 'breaks');")
     assert browser.run("return $$('.remedy code').map((one) => one.textContent);")
     assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
+
+
+def test_a_row_of_a_run_is_a_step_everywhere_on_the_page(browser: Browser, three: Path) -> None:
+    browser.open(three)
+    found = browser.run(
+        """
+        await until(() => $$(".tower").length === 3);
+        const titles = $$("#curves .plot, #map-panels .plot, #diagnoses .plot").map((one) => one._fullLayout.xaxis.title.text);
+        const said = [document.body.innerText, ...$$("[aria-label], [title]").map((one) => `${one.ariaLabel} ${one.title}`)];
+        return [[...new Set(titles)], said.join("\\n").match(/\\b(at|to|from|by|an) updates?\\b|\\bupdates? [0-9]+/gi)];
+        """
+    )
+    assert found == [["step"], None], "diagnose, the curves and the sentences beside them name a step alike"
 
 
 def test_a_run_that_diverged_does_not_flatten_the_maps_of_others(browser: Browser, three: Path) -> None:

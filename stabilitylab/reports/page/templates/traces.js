@@ -28,7 +28,7 @@ function smoothed(one, share, log) {
 function happenings(plot, one, y) {
   const { x } = one, traces = [], found = (told.events[one.name] || []).map((event) => ({ ...event }));
   for (let i = 0; i < x.length; i++) {
-    if (one.y[i] === null && (i === 0 || one.y[i - 1] !== null)) found.push({ step: x[i], severity: "not finite", title: "not finite", evidence: `update ${x[i]}` });
+    if (one.y[i] === null && (i === 0 || one.y[i - 1] !== null)) found.push({ step: x[i], severity: "not finite", title: "not finite", evidence: `step ${x[i]}` });
   }
   const known = y.filter((value) => value !== null);
   for (const [severity, [symbol, size, colour]] of Object.entries(SIGNS)) {
@@ -38,7 +38,7 @@ function happenings(plot, one, y) {
     traces.push({ type: "scatter", mode: "markers", x: own.map((event) => event.step), y: at, name: severity, showlegend: false, cliponaxis: false,
       marker: { symbol, size, color: css(colour), line: { width: severity === "note" ? 1.5 : 1, color: severity === "note" ? css(colour) : css("--paper") } },
       text: own.map((event) => wrapped(`${event.title} (${event.severity}). ${event.evidence}`, 60)), meta: "happened",
-      hovertemplate: `<b>${escaped(one.name)}</b>, update %{x}<br>%{text}<extra></extra>` });
+      hovertemplate: `<b>${escaped(one.name)}</b>, step %{x}<br>%{text}<extra></extra>` });
   }
   return traces;
 }
