@@ -229,8 +229,10 @@ def test_a_row_of_a_run_is_a_step_everywhere_on_the_page(browser: Browser, three
     found = browser.run(
         """
         await until(() => $$(".tower").length === 3);
-        const titles = $$("#curves .plot, #map-panels .plot, #diagnoses .plot").map((one) => one._fullLayout.xaxis.title.text);
-        const said = [document.body.innerText, ...$$("[aria-label], [title]").map((one) => `${one.ariaLabel} ${one.title}`)];
+        const plots = $$("#curves .plot, #map-panels .plot, #diagnoses .plot");
+        const titles = plots.map((one) => one._fullLayout.xaxis.title.text);
+        const labels = $$("[aria-label], [title]").map((one) => `${one.ariaLabel} ${one.title}`);
+        const said = [document.body.innerText, ...labels];
         return [[...new Set(titles)], said.join("\\n").match(/\\b(at|to|from|by|an) updates?\\b|\\bupdates? [0-9]+/gi)];
         """
     )

@@ -156,20 +156,27 @@ def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Compare every two of these runs: their first difference, and its growth."""
     found = []
     for a, b in itertools.combinations([record for record in records if record.kind != "onestep"], 2):
-        try:
-            one = compare(a.run, b.run)
-        except DamagedError:
-            raise
-        except InputError:  # no step in common
-            continue
-        growth = [
-            {"above": level, "step": each.step, "probe": each.probe, "where": each.where}
-            for level, each in one.growth.items()
-            if each is not None
-        ]
-        told = one.paragraph.replace(str(a.run.path), a.name).replace(str(b.run.path), b.name)
-        found.append({"a": a.name, "b": b.name, "paragraph": told, "growth": growth})
+        one = a.remember(("parted", a.name, b.name), lambda a=a, b=b: _parted(a, b), keep=True, other=b)
+        if one is not None:
+            found.append(one)
     return found
+
+
+def _parted(a: Record, b: Record) -> dict[str, Any] | None:
+    """Return where two runs part; None if they have no step in common."""
+    try:
+        one = compare(a.run, b.run)
+    except DamagedError:
+        raise
+    except InputError:
+        return None
+    growth = [
+        {"above": level, "step": each.step, "probe": each.probe, "where": each.where}
+        for level, each in one.growth.items()
+        if each is not None
+    ]
+    told = one.paragraph.replace(str(a.run.path), a.name).replace(str(b.run.path), b.name)
+    return {"a": a.name, "b": b.name, "paragraph": told, "growth": growth}
 
 
 def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:

@@ -73,6 +73,10 @@ def trouble(found: Diagnosis) -> str:
 
 def fall(record: Record) -> str:
     """The stack whose gradient differs most between two layers at the first probed step, where that is worth saying."""
+    return record.remember("fall", lambda: _fall(record), keep=True)
+
+
+def _fall(record: Record) -> str:
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
