@@ -433,6 +433,75 @@ def test_on_paper_the_whole_table_stands_and_no_control(browser: Browser, three:
     assert browser.errors == []
 
 
+def test_a_plot_has_the_size_of_its_place_on_the_sheet_and_then_on_the_screen(browser: Browser, three: Path) -> None:
+    browser.open(three, everything=False)
+    sizes = """
+        const seen = $$(".plot:has(.main-svg)").filter((one) => one.checkVisibility());
+        return seen.map((one) => {
+          const drawn = one.querySelector(".main-svg").getBoundingClientRect();
+          return [one.clientWidth - drawn.width, one.clientHeight - drawn.height, one.clientWidth];
+        });"""
+    on_screen = browser.run(READY + sizes)
+    on_paper = browser.run(
+        "dispatchEvent(new Event('beforeprint')); " + sizes
+    )  # nothing waits: a sheet is printed then
+    undrawn = browser.run("return $$('#diagnoses .plot:has(.main-svg)').length;")
+    back = browser.run("dispatchEvent(new Event('afterprint')); await wait(300); " + sizes)
+    for found in (on_screen, on_paper, back):
+        assert all(abs(wide) <= 1 and abs(high) <= 1 for wide, high, _ in found)
+    assert (len(on_screen), len(on_paper), undrawn) == (2, 5, 0), "maps are drawn for paper, what is folded is not"
+    assert max(wide for *_, wide in on_paper) == 700
+    assert [wide for *_, wide in back[:2]] == [wide for *_, wide in on_screen]
+    assert browser.errors == []
+
+
+def test_paper_keeps_the_colours_of_marks_and_no_empty_section(browser: Browser, three: Path) -> None:
+    browser.open(three, everything=False)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    found = browser.run(
+        """
+        const headings = $$("main h2").filter((one) => one.checkVisibility()).map((one) => one.textContent);
+        const kept = [".patch", ".strip", ".event"].map((one) => getComputedStyle($(one)).printColorAdjust);
+        return [headings, kept];
+        """
+    )
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert found == [["All runs", "Runs in a sentence", "Layer by step"], ["exact"] * 3]
+
+
+def test_where_many_runs_are_shown_a_number_that_is_not_finite_is_still_a_red_mark(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for place in range(5):
+        own(tmp_path / "runs", f"run-{place}", place, breaks=place == 2)
+    browser.open(build(tmp_path / "runs", tmp_path / "report").page, everything=False)
+    found = browser.run(
+        READY
+        + """
+        const marks = $$("#curves .plot")[0].data.filter((one) => one.meta === "happened");
+        return [marks.map((one) => [one.name, one.x, one.marker.color]), shownNames.size];
+        """
+    )
+    assert found == [[["not finite", [BROKEN], "#c00d0d"]], 5], "other findings would cover five curves"
+
+
+def test_events_differ_in_shape_and_ticks_are_whole_numbers(browser: Browser, three: Path) -> None:
+    """In grey print a failure is still told from a warning, and no tick says 5 where 0.5 is meant."""
+    browser.open(three, everything=False)
+    found = browser.run(
+        READY
+        + """
+        const sign = (kind) => getComputedStyle($(`.event.${kind}`), "::before").content;
+        const place = $$("#curves .plot")[1];
+        const low = { x: [0, 20], y: [0.04, 3], name: order[0] };
+        await Plotly.react(place, [low], { yaxis: axis({ title: "norm" }, true, [low.y], 40) });
+        return [sign("failure"), sign("warning"), $$("#curves .plot")[1]._fullLayout.yaxis._vals.map((one) => one.text)];
+        """
+    )
+    assert found[:2] == ['"✕"', '"▲"']
+    assert [float(text) for text in found[2] if text] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5]
+
+
 @pytest.mark.slow
 def test_a_hundred_runs_of_ones_own_are_shown_eight_at_first(browser: Browser, tmp_path: Path) -> None:
     for place in range(100):
