@@ -495,7 +495,7 @@ def test_events_differ_in_shape_and_ticks_are_whole_numbers(browser: Browser, th
         const place = $$("#curves .plot")[1];
         const low = { x: [0, 20], y: [0.04, 3], name: order[0] };
         await Plotly.react(place, [low], { yaxis: axis({ title: "norm" }, true, [low.y], 40) });
-        return [sign("failure"), sign("warning"), $$("#curves .plot")[1]._fullLayout.yaxis._vals.map((one) => one.text)];
+        return [sign("failure"), sign("warning"), place._fullLayout.yaxis._vals.map((one) => one.text)];
         """
     )
     assert found[:2] == ['"✕"', '"▲"']
