@@ -224,6 +224,33 @@ def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -
     assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
 
 
+def test_the_first_screen_of_one_run_has_its_curve_its_first_sign_the_remedy_and_the_layers(
+    browser: Browser, tmp_path: Path
+) -> None:
+    own(tmp_path / "runs", "breaks", breaks=True)
+    page = build(tmp_path / "runs", tmp_path / "report").page
+    browser.open(page, width=1280, height=800, everything=False)
+    found = browser.run(
+        READY
+        + """
+        await until(() => $$(".tower").length);
+        const place = (selector) => $(selector).getBoundingClientRect();
+        const said = place(".remedy"), curve = place("#curves .plot"), layers = place(".tower");
+        const marks = $("#curves .plot").data.filter((one) => one.meta === "happened").map((one) => one.name);
+        const words = $(".sentences li").textContent;
+        return [[said.bottom, curve.bottom, layers.bottom], curve.right < layers.left, marks, words];
+        """
+    )
+    ends, beside, marks, words = found
+    assert max(ends) <= 800, "without scrolling"
+    assert beside
+    assert "failure" in marks
+    assert marks[-1] == "not finite"
+    assert "First sign, at step" in words
+    assert "What to do:" in words
+    browser.shoot(page.with_name("one.png"))
+
+
 def test_a_row_of_a_run_is_a_step_everywhere_on_the_page(browser: Browser, three: Path) -> None:
     browser.open(three)
     found = browser.run(
