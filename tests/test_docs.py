@@ -103,9 +103,11 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     assert float(last[0]) < 1e-6 * float(last[2])  # layer 1 against layer 12
     said = next(block for block in blocks(page, "console") if "diagnose" in block)
     diagnosed = run("-m", "stabilitylab", "diagnose", "runs/bert", cwd=tmp_path).stdout
-    for sentence in ("runs/bert has 1 warning (finished at step 60).", "vanishing gradient  layer 1 of"):
-        assert sentence in said, f"docs/quickstart.md does not show {sentence!r}"
-        assert sentence in diagnosed, f"stabilitylab diagnose does not print {sentence!r}: {diagnosed}"
+    shown = said.partition("diagnose runs/bert\n")[2]
+    assert "runs/bert has 1 warning (finished at step 60)." in shown
+    # The largest shares stand first, and which are largest may be the machine's.
+    words = [shape(re.sub(r"shares of the squared .*", "", text)) for text in (shown, diagnosed)]
+    assert words[0] == words[1], "docs/quickstart.md shows what an older version of diagnose printed"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)

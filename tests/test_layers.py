@@ -105,7 +105,7 @@ INSIDE = {
         ("models",),
     ),
     "reports": (
-        ("reports.style", "reports.statistics", "reports.intervals"),
+        ("reports.style", "reports.statistics", "reports.intervals", "reports.kept"),
         ("reports.collection",),
         ("reports.base", "reports.conditions", "reports.run_grid"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROBE, SWEEP = "stabilitylab probe --arch branchnorm --depth 200", "stabilitylab sweep deepnet:5 --jobs 2"
 
 
 def test_it_is_read_in_minutes() -> None:
@@ -50,3 +52,46 @@ def test_its_program_runs_as_it_stands_and_its_mistake_is_named(tmp_path: Path) 
         assert text.startswith("runs/mine has failed: plateau at step ")
         assert sign in text
         assert "What to do: Set `lr` back to 0.001, its largest value before step 60: check the schedule" in text
+    report = [sys.executable, "-m", "stabilitylab", "report", "--quiet"]
+    assert f"$ stabilitylab {report[3]} " in README
+    made = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (made.returncode, made.stdout) == (0, "report/index.html\n"), made.stderr
+
+
+def commands() -> list[str]:
+    """The commands of README.md that are shown after a prompt, without their comments."""
+    blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [line.partition("#")[0].strip() for line in lines]
+
+
+def ran(command: str, *more: str, cwd: Path) -> str:
+    """What a command of README.md prints, with these further options."""
+    name, *arguments = shlex.split(command)
+    assert name == "stabilitylab"
+    asked = [sys.executable, "-m", name, *arguments, *more]
+    ended = subprocess.run(asked, cwd=cwd, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{command}: {ended.stderr}"
+    return ended.stdout
+
+
+def test_every_command_is_one_that_this_file_runs() -> None:
+    known = {"pip install .", "make demo", "stabilitylab report", PROBE, SWEEP, "stabilitylab diagnose runs/mine"}
+    assert {*commands()} == known, "a command of README.md has no test"
+
+
+@pytest.mark.slow
+def test_the_probe_of_200_layers_runs(tmp_path: Path) -> None:
+    """A few updates of it."""
+    shown = ran(PROBE, "--steps", "2", "--quiet", cwd=tmp_path)
+    assert "runs/branchnorm-200-s0" in shown
+    assert (tmp_path / "runs" / "branchnorm-200-s0" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_the_sweep_makes_as_many_runs_as_it_says_and_the_report_reads_them(tmp_path: Path) -> None:
+    """The first of its runs."""
+    listed = ran(SWEEP, "--print", cwd=tmp_path).splitlines()
+    assert f"the {len(listed)} one-step runs of Figure 5 of DeepNet" in README
+    subprocess.run(listed[0], shell=True, cwd=tmp_path, check=True)  # for a scheduler: a line of a shell
+    assert ran("stabilitylab report", "--quiet", cwd=tmp_path) == "report/index.html\n"

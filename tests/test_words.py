@@ -73,3 +73,25 @@ def test_a_forbidden_opening_is_found(source: str, docstring: str) -> None:
 )
 def test_a_verb_or_a_noun_is_allowed(docstring: str) -> None:
     assert [*broken(f'def f():\n    """{docstring}"""')] == []
+
+
+# A verdict is how the training of a run stands. What a claim gets is a judgement; other commands have a result.
+JUDGED = ("claims.md", "ledger.md", "findings.md", "figures.md", "results.md", "neutral.md", "bisect.md", "explain.md")
+VERDICT = re.compile(r"\bverdicts?\b", re.IGNORECASE)
+
+
+def misnamed(text: str) -> list[str]:
+    """Return the lines of a page that call something else than the state of a run's training a verdict."""
+    prose = re.sub(
+        r"```.*?```|`[^`\n]*`|\([^()\s]*\)", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL
+    )
+    return [line for line in prose.splitlines() if VERDICT.search(line) and "verdict is how" not in line]
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_claim_has_a_judgement_and_a_run_a_verdict(name: str) -> None:
+    assert misnamed((PACKAGE.parent / "docs" / name).read_text(encoding="utf-8")) == []
+
+
+def test_a_misnamed_judgement_is_found() -> None:
+    assert misnamed("The claim's verdict is late.\n`verdict` is its key.") == ["The claim's verdict is late."]

@@ -9,6 +9,7 @@ and each page is that of the program which README.md or a tutorial shows. The sc
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import subprocess
@@ -102,10 +103,11 @@ def page(source: Path, calls: Sequence[Sequence[str]], size: tuple[int, int], pa
         (folder / "train.py").write_text(programs[0], encoding="utf-8")
         for arguments in calls:
             subprocess.run([sys.executable, "train.py", *arguments], cwd=folder, check=True)
-        built = build(folder / "runs", folder / "report", figures=[])
+        with contextlib.chdir(folder):  # so that sentences name the run as a reader's own page does
+            built = build(Path("runs"), Path("report"), figures=[])
         browser = Browser()
         try:
-            browser.open(built.page, width=size[0], height=size[1], everything=False)
+            browser.open(folder / built.page, width=size[0], height=size[1], everything=False)
             browser.run("await until(() => $$('.tower').length); await wait(1500);")
             shot = browser.shoot(folder / "page.png")
         finally:

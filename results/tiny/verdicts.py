@@ -97,7 +97,7 @@ def of_stage(stage: str) -> list[str]:
         if claim["stage"] == stage:
             holm = "" if verdict(str(id)).startswith("withdrawn") else survives.get(claim["survives"], "")
             rows.append((id, claim["sentence"], measured(claim), verdict(str(id)), holm, before(claim)))
-    return table(("claim", "says", "measured", "verdict", "Holm", "set before its data"), rows)
+    return table(("claim", "says", "measured", "judgement", "Holm", "set before its data"), rows)
 
 
 def standing() -> list[str]:

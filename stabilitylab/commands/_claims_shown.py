@@ -102,11 +102,11 @@ def _other_conditions(effect: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def show_power(found: Sequence[Power]) -> None:
-    """Print a line a claim: planned seeds, expected half-width, probability of any verdict, and verdicts out of
+    """Print a line a claim: planned seeds, expected half-width, probability of any judgement, and judgements out of
     reach."""
     console = _console()
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    for column in ("claim", "n", "pilot", "half-width", "P(verdict)", "P(R)"):
+    for column in ("claim", "n", "pilot", "half-width", "P(judged)", "P(R)"):
         table.add_column(column, no_wrap=True, justify="left" if column == "claim" else "right")
     table.add_column("primary effect, and what cannot be")
     for one in found:
@@ -120,7 +120,7 @@ def show_power(found: Sequence[Power]) -> None:
     cannot = [one.claim.id for one in found if not one.reachable]
     console.print(
         f"\n{len(found) - len(lacking)} of {len(found)} claims have a pilot; "
-        f"{', '.join(cannot) if cannot else 'none of them'} cannot reach a verdict with the planned seeds. "
+        f"{', '.join(cannot) if cannot else 'none of them'} cannot be judged with the planned seeds. "
         "P: at the pilot's mean and spread.",
         highlight=False,
     )

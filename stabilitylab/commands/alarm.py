@@ -72,7 +72,7 @@ def alarm(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, one an alarm.")] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Say which rows of a run announced a failure: what, where, since when, how sure, what people do about it.
+    """Replay a run and list the steps at which an alarm would fire: what, where, since when, how sure, what people do.
 
     Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Each says its
     error rates, which hold for runs with a row of every update (--every 1); docs/alarm.md has the tables. The

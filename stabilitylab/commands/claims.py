@@ -1,4 +1,4 @@
-"""``claims``: the ledger, with a verdict from the runs at hand on each published claim."""
+"""``claims``: the ledger, with a judgement from the runs at hand on each published claim."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claims(
 ) -> int:
     """Judge the papers' claims on the runs at hand; with --power, say which claims planned runs could decide.
 
-    Exit 0 whatever the verdicts, 1 where a claim's test itself fails.
+    Exit 0 whatever the judgements, 1 where a claim's test itself fails.
     """
     if pilot and not power:
         raise UsageError("--pilot is for --power, which it gives the spread of each claim's number: add --power.")

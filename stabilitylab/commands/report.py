@@ -56,7 +56,7 @@ def report(
 ) -> int:
     """Write one page about your runs: curves, findings, layers, and the papers' figures and claims that they allow.
 
-    Exit 1 if an error prevented a figure, a run's part of the page or a claim's verdict; the page has all others.
+    Exit 1 if an error prevented a figure, a run's part of the page or a claim's judgement; the page has all others.
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")

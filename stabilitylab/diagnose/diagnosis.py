@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InputError, listed
+from ..errors import InputError
 from ..store import Run
 from ..store.layout import BLACK_BOX
 from ..store.reader import of_snapshots
@@ -23,6 +23,7 @@ from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
 
 HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
+SAID = 4  # places of events that the paragraph names
 UNKNOWN = "Cause unknown: `stabilitylab explain` can test it, if the run has `watch(record=sl.Recorder(loss_fn))`."
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
@@ -107,8 +108,9 @@ class Diagnosis:
         words = [f"{self.run} {self._outcome} ({ended}). {self._first}."]
         if len(self.cause.chain) > 1:
             words.append(f"Order of events: {sentence(self.cause)}.")
-        if self.layers:
-            words.append(f"Places: {listed(self.layers, 4)}.")
+        if places := [f"{event.title} in {event.where}" for event in self.cause.chain if event.place is not None]:
+            more = f"; and {len(places) - SAID} more" if len(places) > SAID else ""
+            words.append(f"Where: {'; '.join(places[:SAID])}{more}.")
         if self.unknown:
             words.append(self.unknown)
         if self.remedies:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 import numpy as np
 
 from ..experiments.sweeps import ROOM, ByFigure
+from .kept import keepable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,7 @@ class MissingRuns(Exception):
         self.sentence, self.command = sentence, command
 
 
+@keepable
 @dataclass(frozen=True)
 class Series:
     """A line, or points or crosses, with a band from ``low`` to ``high`` (the range over seeds).
@@ -73,6 +75,7 @@ class Series:
         return low, high
 
 
+@keepable
 @dataclass(frozen=True)
 class Reference:
     """A labelled straight line: a saturation level, a threshold, a number that a paper states."""
@@ -82,6 +85,7 @@ class Reference:
     vertical: bool = False
 
 
+@keepable
 @dataclass(frozen=True)
 class Origin:
     """The rows of a run's map: a probe's table, a stack, and the layer and sub-layer of each row."""
@@ -92,6 +96,7 @@ class Origin:
     parts: Sequence[str] = ()  # sub-layers; none where rows are layers
 
 
+@keepable
 @dataclass(frozen=True)
 class Map:
     """A heat map: ``z`` (rows, columns), row i at ``y[i]``, column j at ``x[j]``.
@@ -126,6 +131,7 @@ class Map:
         return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
+@keepable
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes."""
@@ -160,6 +166,7 @@ def compared(panels: Iterable[Panel]) -> list[Panel]:
     ]
 
 
+@keepable
 @dataclass(frozen=True)
 class Picture:
     """The result of a figure: panels, one sentence with the finding, and notes on what was drawn and left out."""

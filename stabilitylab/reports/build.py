@@ -17,7 +17,7 @@ from ..store.files import replace_file
 from ..store.layout import plain
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
-from .collection import Record, Runs, spared
+from .collection import Record, Runs, built_in, save, spared
 from .diagnosis import diagnose
 from .headline import headline
 from .page import html
@@ -92,7 +92,7 @@ def build(
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    runs, broken = load(*folders)
+    runs, broken = load(*folders, report=out)
     asked = named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
     alone = bool(figures)
     count, done = len(chosen) + len(asked or runs[:SHOWN]) + 4, itertools.count()
@@ -150,6 +150,7 @@ def build(
             failed=[(entry.id, entry.title, entry.sentence) for entry in failed],
             view=view,
         )
+        save(runs, out)
     except OSError as error:
         reason = error.strerror or error
         raise ResourceError(f"cannot write the report to {out} ({reason}): choose another --out.") from error
@@ -227,7 +228,8 @@ def _diagnosed(
 def _drawn(record: Record, places: str) -> Callable[[], Picture]:
     """Diagnoses a run now; any error but damage is kept for whoever asks for it."""
     try:
-        picture = diagnose(record, places=places)
+        key = ("picture", record.name, places)
+        picture = record.remember(key, lambda: diagnose(record, places=places), keep=built_in())
     except DamagedError:
         raise
     except Exception as error:
@@ -250,16 +252,17 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: Group) -> Missing
         return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
-def load(*folders: Path, known: Runs = Runs(())) -> tuple[Runs, list[tuple[Path, str]]]:
+def load(*folders: Path, known: Runs = Runs(()), report: Path | None = None) -> tuple[Runs, list[tuple[Path, str]]]:
     """Loads the runs below these folders, each once, with what could not be read; raises InputError where there is no
-    run at all. Of the runs that are ``known`` only those are read that have changed."""
+    run at all. Of the runs that are ``known``, or that the last report in the folder ``report`` was about, only those
+    are read that have changed."""
     before = {record.run.path: record for record in known}
     broken: list[tuple[Path, str]] = []
     found: dict[Path, Record] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
-        for record in Runs.load(folder, broken, before):
+        for record in Runs.load(folder, broken, before, report):
             if any(record.name == other.name for other in found.values()):  # a run of another folder has this name
                 record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
             found.setdefault(record.run.path.resolve(), record)

@@ -11,20 +11,26 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 import numpy as np
+import pyarrow as pa
 
 from ..config import ModelConfig, complete, neutral_settings
-from ..diagnose import Diagnosis, diagnose
+from ..diagnose import DETECTORS, Diagnosis, Event, diagnose
+from ..diagnose.attribution import Attribution
+from ..diagnose.cause import Cause
 from ..diagnose.detectors.rank import rank_collapse
 from ..diagnose.evidence import Evidence
 from ..errors import DamagedError, InputError, StabilityLabError, in_words
 from ..labels import has_ramp, label_of, may_follow_ramp
+from ..registry import BUILT_IN
+from ..schema import Row
 from ..store import Run, load_runs
 from ..store.combine import By
-from ..store.layout import flat
+from ..store.layout import BLACK_BOX, METRICS, flat
 from ..store.nonfinite import lost
 from ..store.pieces import ReplacedError
 from ..verdict import READS_NATS, Verdict
 from . import style
+from .kept import Kept, code, file_of, forget, keepable
 
 T = TypeVar("T")
 RENEWALS = 5  # times that one run is read again, since it was resumed while a figure was made of it
@@ -42,6 +48,8 @@ FREE = neutral_settings() | frozenset(
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")
+for _kind in (Attribution, Cause, Diagnosis, Event, Row):
+    keepable(_kind)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +74,7 @@ class Record:
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
         self.error: Exception | None = None  # the error that prevented its diagnosis
+        self.kept: Kept | None = None  # what lies beside the report
         self._remembered: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
@@ -86,8 +95,9 @@ class Record:
         (``undiagnosed``)."""
         if self.kind == "onestep":
             return None
+        key = ("diagnosis", any((self.run.path / BLACK_BOX).glob("*.pt")))
         try:
-            return diagnose(self.run)
+            return self.remember(key, lambda: diagnose(self.run), keep=built_in())
         except DamagedError:
             raise
         except InputError:
@@ -120,7 +130,7 @@ class Record:
     @cached_property
     def lost(self) -> str:
         """The first number that was not finite, and its step; "" if all were finite."""
-        return lost(self.run)
+        return self.remember("lost", lambda: lost(self.run), keep=True)
 
     @property
     def found(self) -> Diagnosis | None:
@@ -146,7 +156,11 @@ class Record:
         """True if ``diagnose`` warns of rank collapse: the attention collapse lasted to the end of the run."""
         if "grad_norm" not in self.tables:
             return False
-        return any(event.severity == "warning" for event in rank_collapse(Evidence(self.run)))
+
+        def read() -> bool:
+            return any(event.severity == "warning" for event in rank_collapse(Evidence(self.run)))
+
+        return self.remember("collapsed", read, keep=True)
 
     @property
     def ended(self) -> bool:
@@ -173,7 +187,7 @@ class Record:
     @cached_property
     def metrics(self) -> Frame:
         """Reads one row a step."""
-        return self.run.metrics
+        return self.remember("metrics as a frame", lambda: self.run.metrics, keep=True)
 
     def held_out(self) -> Frame:
         """Reads step, held_out_nll, held_out_accuracy where they were measured."""
@@ -208,7 +222,7 @@ class Record:
         again."""
         if self.kind != "onestep":
             return self.run.frame(table, columns=columns, by=by)
-        data = self.remember(("frame", table, by), lambda: self.run.frame(table, by=by))
+        data = self.remember(("frame", table, by), lambda: self.run.frame(table, by=by), keep=True)
         return data if columns is None else data.drop(columns=[*{*self.run.table(table).columns} - {*columns}])
 
     def at(
@@ -225,18 +239,47 @@ class Record:
         if self.kind == "onestep":  # it has one step
             return self.frame(table, columns, by)
         key = ("at", table, step, None if columns is None else tuple(columns), by)
-        return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by)).copy()
+        return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by), keep=True).copy()
 
     def probed(self, table: str) -> np.ndarray:
         """Reads the steps at which a probe's table was recorded, in rising order."""
-        return self.remember(("probed", table), lambda: self.run.steps(table))
+        return self.remember(("probed", table), lambda: self.run.steps(table), keep=True)
 
-    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
+    def columns(self) -> pa.Table:
+        """Reads the metrics as they are stored."""
+        return self.remember(METRICS, lambda: self.run.arrow(METRICS), keep=True)
+
+    def remember(self, key: Hashable, make: Callable[[], T], *, keep: bool = False, other: Record | None = None) -> T:
         """Returns what ``make`` made of this run when it was first asked for under ``key``: for small results of large
-        tables, which several figures and claims need."""
+        tables, which several figures and claims need. ``keep``: the result depends on the run's files and on the code
+        of this package alone, and is kept beside the report for the next one. ``other``: it depends on this run too."""
         if key not in self._remembered:
-            self._remembered[key] = make()
+            kept = self.kept if keep and (other is None or other.kept is not None) else None
+            given = other.kept.digest if other is not None and other.kept is not None else ""
+            self._remembered[key] = make() if kept is None else kept.get(key, make, given)
         return self._remembered[key]
+
+
+def built_in() -> bool:
+    """Says whether all detectors are those of this package: what others find may change while this code does not."""
+    return all(one.find.__module__.partition(".")[0] == BUILT_IN for one in DETECTORS.values())
+
+
+def _kept(run: Run, report: Path) -> Kept | None:
+    """Returns what lies beside the report of a run; None while it goes on."""
+    if run.stamp is None:
+        return None
+    files = sorted([str(file.relative_to(run.path)), *found] for file, found in run.stamp.items())
+    head = {"run": str(run.path.resolve()), "path": str(run.path), "files": files}
+    return Kept(file_of(report, run.path), head | {"code": code(), "looks": repr(style.looks())})
+
+
+def save(records: Iterable[Record], report: Path) -> None:
+    """Writes what was read of records beside the report."""
+    used = [record.kept for record in records if record.kept is not None]
+    for kept in used:
+        kept.save()
+    forget(report, [kept.path for kept in used])
 
 
 class Runs(Sequence[Record]):
@@ -251,10 +294,12 @@ class Runs(Sequence[Record]):
         folder: str | Path,
         broken: list[tuple[Path, str]] | None = None,
         known: Mapping[Path, Record] = MappingProxyType({}),
+        report: Path | None = None,
     ) -> Runs:
         """Opens every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is
         damaged in their tables shows when these are read: :func:`spared`.) ``known``: records that were loaded before,
-        by path; one whose run has ended and not changed since is taken as it is, with all that was read of it."""
+        by path; one whose run has ended and not changed since is taken as it is, with all that was read of it.
+        ``report``: a folder that may have what the last report read of a run that has not changed since."""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
@@ -264,6 +309,8 @@ class Runs(Sequence[Record]):
                 before = known.get(run.path)
                 if before is not None and record.run.stamp is not None and record.run.stamp == before.run.stamp:
                     record, before.name = before, name
+                elif report is not None:
+                    record.kept = _kept(record.run, report)
                 _ = record.status, record.outcome
                 records.append(record)
             except StabilityLabError as error:

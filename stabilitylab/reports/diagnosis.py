@@ -105,13 +105,13 @@ def _loss(record: Record, columns: int) -> Panel:
     references += _breaks(record, training, "held_out_nll")
     references += _alarms(record)
     axis = "cross-entropy [nats/token]" if training == "nll" else "loss"
-    return Panel("Loss", "update", axis, [line for line in lines if line is not None], references)
+    return Panel("Loss", "step", axis, [line for line in lines if line is not None], references)
 
 
 def _gradient(record: Record, columns: int) -> Panel:
     line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=AMOUNTS[2], dash="solid")
     marks = _breaks(record, "grad_norm_total")
-    return Panel("Gradient", "update", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
+    return Panel("Gradient", "step", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
 
 
 def _update(record: Record, columns: int) -> Panel:
@@ -124,7 +124,7 @@ def _update(record: Record, columns: int) -> Panel:
             colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
             lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
     marks = [Reference(math.sqrt(2 * record.width), "√(2d)")] if record.width else []
-    return Panel("Model update", "update", "‖ΔF‖ since step 0, per token", lines, marks)
+    return Panel("Model update", "step", "‖ΔF‖ since step 0, per token", lines, marks)
 
 
 def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
@@ -138,7 +138,7 @@ def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
     if grid.lost.any():
         marks.append(Reference(float(grid.steps[grid.lost.any(0)][0]), "not finite", vertical=True))
     usual = grid.values[np.isfinite(grid.values)]
-    return Panel(_title(table), "update", grid.label, lines, marks, log_y=logarithmic(grid.log, usual))
+    return Panel(_title(table), "step", grid.label, lines, marks, log_y=logarithmic(grid.log, usual))
 
 
 def _title(table: str) -> str:
@@ -165,5 +165,5 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
         log = logarithmic(grid.log, z[finding == 0])
         origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
         heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log, seeds=1, origin=origin)
-        panels.append(Panel(f"{_title(table)}{f', {stack}' if stack else ''}", "update", axis, map=heat))
+        panels.append(Panel(f"{_title(table)}{f', {stack}' if stack else ''}", "step", axis, map=heat))
     return panels

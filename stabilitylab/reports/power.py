@@ -172,10 +172,10 @@ def power(entry: Claim, pilot: Pilot | None) -> Power:
         reachable = any(map(_decided, best))
         decides, reproduces = of_share(planned, runs, share, *regions, like)
         low, high = _between(share, planned, runs, planned * runs / like)
-        note = "" if reachable else "cannot reach a verdict: too few seeds even if all agree"
+        note = "" if reachable else "cannot be judged: too few seeds even if all agree"
         return Power(entry, planned, pilot, share, (high - low) / 2, decides, reproduces, reachable, note)
     if planned < LEAST_PILOT:
-        return Power(entry, planned, pilot, reachable=False, note="cannot reach a verdict: one seed has no interval")
+        return Power(entry, planned, pilot, reachable=False, note="cannot be judged: one seed has no interval")
     sample = np.log(pilot.numbers) if pilot.log and min(pilot.numbers) > 0 else np.asarray(pilot.numbers, float)
     ends = tuple(region and (_logs(region) if pilot.log else region) for region in regions)
     if len(sample) < LEAST_PILOT or not np.isfinite(sample).all() or (pilot.log and min(pilot.numbers) <= 0):

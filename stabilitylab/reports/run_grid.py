@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ..schema import Row
-from ..store.layout import METRICS
 from ..store.reader import By
 from .collection import Record
 
@@ -79,7 +78,7 @@ def _name(row: Row) -> str:
 
 def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads steps and values where it was measured; a NaN among them was."""
-    whole = record.remember(METRICS, lambda: record.run.arrow(METRICS))
+    whole = record.columns()
     if column not in whole.column_names:
         return np.empty(0, int), np.empty(0)
     data = whole.select(["step", column])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,12 @@ def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _table_from_json(
     name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 ) -> Table:
+    return _checked_table(name, json.dumps(entry), facts)
+
+
+@lru_cache(maxsize=64)  # runs of a sweep have the same tables, of a thousand rows each
+def _checked_table(name: str, told: str, facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Table:
+    entry = json.loads(told)
     _check_names(name, entry)
     rows = entry["rows"]
     (main,) = current(name, [entry.get("main", "")])

@@ -124,6 +124,8 @@ def test_a_learning_rate_jump_comes_first_and_its_consequences_follow(tmp_path: 
     assert {"loss_spike", "divergence", "plateau"} & kinds(diagnosis)
     assert diagnosis.cause.rivals == ()
     assert diagnosis.paragraph.index("learning-rate jump") < diagnosis.paragraph.index("update jump")
+    placed = [event for event in diagnosis.cause.chain if event.place is not None]
+    assert f"Where: {'; '.join(f'{event.title} in {event.where}' for event in placed[:4])}" in diagnosis.paragraph
 
 
 @pytest.mark.parametrize(("fault", "how"), [(weights_times_1000, "1e+03 times"), (weights_zeroed, "exactly 0")])

@@ -184,6 +184,21 @@ def test_notes_that_came_before_are_said_to_be_left_aside(tmp_path: Path) -> Non
     assert aside.paragraph.partition("First sign")[2].startswith(f" (without notes): {diagnosis.events[0].title}. ")
 
 
+def test_each_place_stands_with_its_event(tmp_path: Path) -> None:
+    diagnosis = found(made(tmp_path / "run", {"loss": [6.0 - 0.05 * t for t in range(30)] + [60.0] * 10}))
+    first = diagnosis.events[0]
+    assert first.place is None
+    assert "Where:" not in diagnosis.paragraph, "the whole model is no place"
+    events = tuple(replace(first, title=f"trouble {n}", place=Row("", "encoder", n)) for n in range(1, 7))
+
+    def where(count: int) -> str:
+        told = replace(diagnosis, cause=replace(diagnosis.cause, chain=(first, *events[:count]))).paragraph
+        return told.partition("Where: ")[2].partition(".")[0]
+
+    assert where(2) == "trouble 1 in layer 1 of encoder; trouble 2 in layer 2 of encoder"
+    assert where(6).endswith("; trouble 4 in layer 4 of encoder; and 2 more")
+
+
 def test_what_was_warned_of_as_it_ran_is_no_health(tmp_path: Path) -> None:
     """step() behind the optimizer's: what it recorded is of the wrong row."""
     torch.manual_seed(0)

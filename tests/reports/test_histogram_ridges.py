@@ -53,7 +53,7 @@ def test_how_far_a_histogram_moved_by_hand() -> None:
     assert distances(before, after) == pytest.approx([3, 0, 0, 0.25 * 82, 0.75])
 
 
-def test_a_ridge_is_the_share_of_each_bin_above_its_update(tmp_path: Path) -> None:
+def test_a_ridge_is_the_share_of_each_bin_above_its_step(tmp_path: Path) -> None:
     rows = [[bins(p0=6, m0=2, zero=2), bins(p1=10), bins(zero=1)], [bins(p2=5, m0=5), bins(p1=10), bins(zero=1)]]
     record = recorded(tmp_path / "a", rows, steps=(0, 100))
     (one,) = ridges(record, "histograms", most=1)
@@ -68,7 +68,7 @@ def test_a_ridge_is_the_share_of_each_bin_above_its_update(tmp_path: Path) -> No
     assert lines["negative", 100.0].y == pytest.approx(100 + unit * np.array([0, 0.5, 0, 0, 0]))
     assert list(one.notes("mine")) == [
         "Mine: weights of layers.0.weight: a rise as high as the space between two ridges is 43 % of its entries. Not "
-        "drawn: at update 0 20 % are exact zeros."
+        "drawn: at step 0 20 % are exact zeros."
     ]
 
 
@@ -94,7 +94,7 @@ def test_the_places_that_moved_most_or_were_chosen_are_drawn(tmp_path: Path) -> 
     assert titles == ["Loss", "weights of layers.1.bias"]
 
 
-def test_a_long_run_is_drawn_at_evenly_spaced_updates_and_what_broke_is_crossed(tmp_path: Path) -> None:
+def test_a_long_run_is_drawn_at_evenly_spaced_steps_and_what_broke_is_crossed(tmp_path: Path) -> None:
     steps = [*range(20), *range(20, 221, 5)]
     rows = [[bins(p0=8 - (step > 200), nonfinite=step > 200), bins(p0=1), bins(zero=1)] for step in steps]
     (one, *_) = ridges(recorded(tmp_path / "a", rows, "histograms_gradient", steps), "histograms_gradient", most=3)
@@ -103,7 +103,7 @@ def test_a_long_run_is_drawn_at_evenly_spaced_updates_and_what_broke_is_crossed(
     assert np.diff(drawn).max() < 25
     (cross,) = [line for line in one.panel.series if line.kind == "crosses"]
     assert list(cross.y) == [220]
-    assert "at update 220 12 % are not finite" in next(iter(one.notes("")))
+    assert "at step 220 12 % are not finite" in next(iter(one.notes("")))
 
 
 def test_the_figure_has_a_panel_for_each_table_and_run(tmp_path: Path) -> None:

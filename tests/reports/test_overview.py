@@ -51,7 +51,7 @@ def test_a_run_is_one_sentence_of_state_and_finding(tmp_path: Path) -> None:
     made(tmp_path, "deepnorm")
     told = {one.record.name: one for one in overview(Runs.load(tmp_path), []).told}
     assert told["postln"].sentence == (
-        "Post-LN 4L-4L: trained, 1.00 nats below the unigram baseline after 2 updates; "
+        "Post-LN 4L-4L: trained, 1.00 nats below the unigram baseline after 2 steps; "
         "the decoder's gradient falls 1×10⁹-fold from layer 4 to layer 1 at step 0."
     )
     assert told["postln"].events[0].kind == "vanishing_gradient"
@@ -64,18 +64,18 @@ def test_what_is_only_noted_stands_behind(tmp_path: Path) -> None:
     make_run(tmp_path, "a", layers=2, tables={"grad_norm": alike}, metrics={"nll": [7.0, 6.0, 5.0]})
     [told] = overview(Runs.load(tmp_path), []).told
     assert told.sentence.endswith(
-        " kinds of trouble was found (noted: rank collapse at update 30); the rank collapse of the decoder may pass."
+        " kinds of trouble was found (noted: rank collapse at step 30); the rank collapse of the decoder may pass."
     )
 
 
 def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:
     assert sentence(remembered("a", arch="postln", gap=0.23, verdict="stuck"), None) == (
-        "Post-LN 6L-6L: stuck, 0.23 nats above the unigram baseline after 160 updates."
+        "Post-LN 6L-6L: stuck, 0.23 nats above the unigram baseline after 160 steps."
     )
-    assert "diverged at update 0: made up" in sentence(remembered("a", verdict="diverged"), None)
+    assert "diverged at step 0: made up" in sentence(remembered("a", verdict="diverged"), None)
     going = remembered("a", arch="postln", verdict="")
     going.status = going.status.__class__("running", 40, "", "", {})
-    assert sentence(going, None) == "Post-LN 6L-6L: running at update 40 of 160."
+    assert sentence(going, None) == "Post-LN 6L-6L: running at step 40 of 160."
 
 
 def test_a_run_that_went_on_to_its_end_and_failed_says_how(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_run_that_went_on_to_its_end_and_failed_says_how(tmp_path: Path) -> No
     assert found is not None
     failure = next(event for event in found.events if event.severity == "failure")
     said = sentence(record, found)
-    assert said.startswith(f"mine: finished at update 120, failed: {failure.title} at update {failure.step}; ")
+    assert said.startswith(f"mine: finished at step 120, failed: {failure.title} at step {failure.step}; ")
     assert "the learning rate rose to 0.1 at step 60" in said
 
 
@@ -101,7 +101,7 @@ def test_evidence_that_is_sentences_of_its_own_follows_a_full_stop(tmp_path: Pat
     facts |= {"stack": "", "layer": 0, "sublayer": "", "table": "", "value": "nan", "before": "", "micro_batch": 0}
     write_incident(path, facts, [(1, {"nll": 6.0}, {})], {}, Run.open(path).identity)
     record = next(iter(Runs.load(tmp_path)))
-    assert sentence(record, record.diagnosis) == f"Post-LN 6L-6L: diverged at update 0: made up. {told}"
+    assert sentence(record, record.diagnosis) == f"Post-LN 6L-6L: diverged at step 0: made up. {told}"
 
 
 @pytest.mark.parametrize(("times", "text"), [(40.0, "40"), (2.1e8, "2×10⁸"), (1e3, "1×10³")])

@@ -149,6 +149,7 @@ def test_the_ledger_says_what_was_measured_and_what_is_missing(document: Documen
     assert "n = 3, would need" in rows[2][1]
     assert unmade.endswith("needs a GPU. stabilitylab sweep deepnet:3 --scale paper")
     assert len(document.classed("svg", "mark")) == 10
+    assert "verdict" not in "".join(text for _, text in document.named("section", id="claims")).lower()
 
 
 def test_the_first_effect_stands_before_those_that_describe(document: Document) -> None:
@@ -163,9 +164,9 @@ def test_the_first_effect_stands_before_those_that_describe(document: Document) 
 def test_kinds_are_counted_apart_and_what_survives_is_said(document: Document) -> None:
     tallies = [text for _, text in document.classed("p", "tally")]
     assert tallies == [
-        "DeepNet, published: 1 reproduced , 1 inconclusive , 1 not testable ; of these verdicts 0 survive Holm over "
+        "DeepNet, published: 1 reproduced , 1 inconclusive , 1 not testable ; of these judgements 0 survive Holm over "
         "the 3 published claims of that paper",
-        "Admin, published: 1 contradicted ; of these verdicts 1 survives Holm over the 1 published claims of that "
+        "Admin, published: 1 contradicted ; of these judgements 1 survives Holm over the 1 published claims of that "
         "paper",
         "control: 1 not reproduced",
     ]

@@ -354,6 +354,7 @@ def test_names_that_look_like_html_do_nothing(browser: Browser, tmp_path: Path) 
 
 def test_printing_draws_everything_at_once(browser: Browser, written: Path) -> None:
     browser.open(written, height=300, everything=False)
+    browser.run("for (const each of $$('details.folded')) each.open = true; return 0;")
     undrawn = "return $$('.plot').filter((plot) => !plot.querySelector('.main-svg .trace, .main-svg .hm')).length;"
     assert browser.run(undrawn) > 0
     assert browser.run("dispatchEvent(new Event('beforeprint')); " + undrawn) == 0

@@ -217,11 +217,53 @@ def pixels_of(picture: Path, colour: tuple[int, int, int]) -> int:
 def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     told = browser.run("return $('.sentences li[data-run=\"breaks\"]').textContent;")
-    assert "First sign, at update 3" in told
+    assert "First sign, at step 3" in told
     assert "What to do:" in told
     assert browser.run("return $$('.remedy').every((one) => one.closest('li').dataset.run === 'breaks');")
     assert browser.run("return $$('.remedy code').map((one) => one.textContent);")
     assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
+
+
+def test_the_first_screen_of_one_run_has_its_curve_its_first_sign_the_remedy_and_the_layers(
+    browser: Browser, tmp_path: Path
+) -> None:
+    own(tmp_path / "runs", "breaks", breaks=True)
+    page = build(tmp_path / "runs", tmp_path / "report").page
+    browser.open(page, width=1280, height=800, everything=False)
+    found = browser.run(
+        READY
+        + """
+        await until(() => $$(".tower").length);
+        const place = (selector) => $(selector).getBoundingClientRect();
+        const said = place(".remedy"), curve = place("#curves .plot"), layers = place(".tower");
+        const marks = $("#curves .plot").data.filter((one) => one.meta === "happened").map((one) => one.name);
+        const words = $(".sentences li").textContent;
+        return [[said.bottom, curve.bottom, layers.bottom], curve.right < layers.left, marks, words];
+        """
+    )
+    ends, beside, marks, words = found
+    assert max(ends) <= 800, "without scrolling"
+    assert beside
+    assert "failure" in marks
+    assert marks[-1] == "not finite"
+    assert "First sign, at step" in words
+    assert "What to do:" in words
+    browser.shoot(page.with_name("one.png"))
+
+
+def test_a_row_of_a_run_is_a_step_everywhere_on_the_page(browser: Browser, three: Path) -> None:
+    browser.open(three)
+    found = browser.run(
+        """
+        await until(() => $$(".tower").length === 3);
+        const plots = $$("#curves .plot, #map-panels .plot, #diagnoses .plot");
+        const titles = plots.map((one) => one._fullLayout.xaxis.title.text);
+        const labels = $$("[aria-label], [title]").map((one) => `${one.ariaLabel} ${one.title}`);
+        const said = [document.body.innerText, ...labels];
+        return [[...new Set(titles)], said.join("\\n").match(/\\b(at|to|from|by|an) updates?\\b|\\bupdates? [0-9]+/gi)];
+        """
+    )
+    assert found == [["step"], None], "diagnose, the curves and the sentences beside them name a step alike"
 
 
 def test_a_run_that_diverged_does_not_flatten_the_maps_of_others(browser: Browser, three: Path) -> None:
@@ -416,6 +458,75 @@ def test_on_paper_the_whole_table_stands_and_no_control(browser: Browser, three:
     browser.call("Emulation.setEmulatedMedia", media="")
     assert found == [0, 0, 3, "none", 3, 3], "first sign, the unknown cause and what to do are on paper"
     assert browser.errors == []
+
+
+def test_a_plot_has_the_size_of_its_place_on_the_sheet_and_then_on_the_screen(browser: Browser, three: Path) -> None:
+    browser.open(three, everything=False)
+    sizes = """
+        const seen = $$(".plot:has(.main-svg)").filter((one) => one.checkVisibility());
+        return seen.map((one) => {
+          const drawn = one.querySelector(".main-svg").getBoundingClientRect();
+          return [one.clientWidth - drawn.width, one.clientHeight - drawn.height, one.clientWidth];
+        });"""
+    on_screen = browser.run(READY + sizes)
+    on_paper = browser.run(
+        "dispatchEvent(new Event('beforeprint')); " + sizes
+    )  # nothing waits: a sheet is printed then
+    undrawn = browser.run("return $$('#diagnoses .plot:has(.main-svg)').length;")
+    back = browser.run("dispatchEvent(new Event('afterprint')); await wait(300); " + sizes)
+    for found in (on_screen, on_paper, back):
+        assert all(abs(wide) <= 1 and abs(high) <= 1 for wide, high, _ in found)
+    assert (len(on_screen), len(on_paper), undrawn) == (2, 5, 0), "maps are drawn for paper, what is folded is not"
+    assert max(wide for *_, wide in on_paper) == 700
+    assert [wide for *_, wide in back[:2]] == [wide for *_, wide in on_screen]
+    assert browser.errors == []
+
+
+def test_paper_keeps_the_colours_of_marks_and_no_empty_section(browser: Browser, three: Path) -> None:
+    browser.open(three, everything=False)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    found = browser.run(
+        """
+        const headings = $$("main h2").filter((one) => one.checkVisibility()).map((one) => one.textContent);
+        const kept = [".patch", ".strip", ".event"].map((one) => getComputedStyle($(one)).printColorAdjust);
+        return [headings, kept];
+        """
+    )
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert found == [["All runs", "Runs in a sentence", "Layer by step"], ["exact"] * 3]
+
+
+def test_where_many_runs_are_shown_a_number_that_is_not_finite_is_still_a_red_mark(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for place in range(5):
+        own(tmp_path / "runs", f"run-{place}", place, breaks=place == 2)
+    browser.open(build(tmp_path / "runs", tmp_path / "report").page, everything=False)
+    found = browser.run(
+        READY
+        + """
+        const marks = $$("#curves .plot")[0].data.filter((one) => one.meta === "happened");
+        return [marks.map((one) => [one.name, one.x, one.marker.color]), shownNames.size];
+        """
+    )
+    assert found == [[["not finite", [BROKEN], "#c00d0d"]], 5], "other findings would cover five curves"
+
+
+def test_events_differ_in_shape_and_ticks_are_whole_numbers(browser: Browser, three: Path) -> None:
+    """In grey print a failure is still told from a warning, and no tick says 5 where 0.5 is meant."""
+    browser.open(three, everything=False)
+    found = browser.run(
+        READY
+        + """
+        const sign = (kind) => getComputedStyle($(`.event.${kind}`), "::before").content;
+        const place = $$("#curves .plot")[1];
+        const low = { x: [0, 20], y: [0.04, 3], name: order[0] };
+        await Plotly.react(place, [low], { yaxis: axis({ title: "norm" }, true, [low.y], 40) });
+        return [sign("failure"), sign("warning"), place._fullLayout.yaxis._vals.map((one) => one.text)];
+        """
+    )
+    assert found[:2] == ['"✕"', '"▲"']
+    assert [float(text) for text in found[2] if text] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 
 
 @pytest.mark.slow

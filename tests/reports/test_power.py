@@ -130,13 +130,13 @@ def test_where_even_agreement_decides_nothing_no_verdict_can_be_reached(
     found = power.power(CLAIMS["C18"], Pilot("share", region, None, counts=[(1, 1)] * 5))
     assert found.reachable == reachable
     assert found.reproduces == float(reachable and seeds != 10)
-    assert ("cannot reach a verdict" in found.note) != reachable
+    assert ("cannot be judged" in found.note) != reachable
 
 
 def test_one_seed_cannot_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "planned_seeds", lambda entry, labels=(): 1)
     found = power.power(CLAIMS["C41"], Pilot("gap", ABOVE, None, [1.0, 1.1]))
-    assert (found.reachable, found.note) == (False, "cannot reach a verdict: one seed has no interval")
+    assert (found.reachable, found.note) == (False, "cannot be judged: one seed has no interval")
 
 
 def pilots() -> Runs:

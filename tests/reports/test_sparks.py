@@ -24,7 +24,7 @@ def test_what_is_not_finite_is_a_mark_where_it_happened(tmp_path: Path) -> None:
     found = spark(Runs.load(tmp_path)[0])
     assert found["lost"] == {"x": WIDTH / 2, "y": HEIGHT - EDGE, "step": 2}  # as high as the number before it
     assert re.findall("[ML]", found["path"]) == ["M", "L", "M"]  # no line leads over the gap
-    assert found["told"].endswith("not finite from update 2 on")
+    assert found["told"].endswith("not finite from step 2 on")
 
 
 def test_a_run_that_was_never_finite_and_one_without_a_loss(tmp_path: Path) -> None:

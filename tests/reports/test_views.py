@@ -55,7 +55,7 @@ def test_lines_are_the_layers_of_the_table(run: Run) -> None:
         line = drawn[f"layer {layer} of {stack}"]
         assert np.asarray(line.get_xdata()).tolist() == own["step"].tolist()
         assert np.asarray(line.get_ydata()).tolist() == pytest.approx(own["value"].tolist(), nan_ok=True)
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("update", "L2 norm", "log")
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("step", "L2 norm", "log")
     mark = drawn["not finite"]
     assert mark.get_color() == SPECIAL[3]
     assert (mark.get_xdata(), mark.get_ydata()) == ([9], [60.0])  # at the height of the number before it

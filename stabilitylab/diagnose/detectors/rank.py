@@ -1,4 +1,4 @@
-"""Attention whose queries and keys get no gradient, since it has nothing to choose between: rank collapse."""
+"""Rank collapse: queries and keys get no gradient, since attention is uniform over nearly identical keys."""
 
 from __future__ import annotations
 

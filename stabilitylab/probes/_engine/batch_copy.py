@@ -27,7 +27,7 @@ class NotCopied(Exception):
 
 
 def each_tensor(change: Callable[[Tensor], Tensor], **named: Any) -> tuple[Any, ...]:
-    """A copy of each of ``named``, in which every tensor stands as ``change`` returns it.
+    """Return a copy of each of ``named``, in which every tensor stands as ``change`` returns it.
 
     Containers, arrays, random generators and objects with attributes are copied; plain values, functions and modules
     are shared. Raises NotCopied, which names the place, for what holds a tensor and cannot be copied, for an argument

@@ -149,7 +149,7 @@ class CurvatureRows(Instrument):
         self.seconds += time.perf_counter() - began
 
     def _skip(self) -> None:
-        """No step came."""
+        """Drop the row, since the optimizer never stepped."""
         self._started = False
         if isinstance(self._reference, UpdateBatch):
             self._reference.release()

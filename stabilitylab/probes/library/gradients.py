@@ -28,7 +28,8 @@ class GradNorm(ParameterProbe):
     and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d.
 
     A model that does not name its parameters' roles has qk where queries and keys can be told from the rest, and no
-    vo_ffn. Look for qk far below value in an attention: it has nothing to choose between (rank collapse)."""
+    vo_ffn. Look for qk far below value in an attention: attention is uniform there, since the keys are nearly
+    identical (rank collapse)."""
 
     in_step = True
 

@@ -1,4 +1,4 @@
-"""The shares of groups of parameters in the squared gradient norm, as lines over the updates."""
+"""The shares of groups of parameters in the squared gradient norm, as lines over the steps."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def gradient_shares(record: Record, columns: int) -> Panel | None:
         x, y = thin(steps, shares[:, order[LINES:]].sum(1), columns)
         name = f"{rest} other{'s' * (rest > 1)}"
         lines.append(Series(name, x.tolist(), y.tolist(), colour=GREY, dash="dashed", marker="none"))
-    return Panel("Shares of the gradient norm", "update", "share of the squared gradient norm", lines)
+    return Panel("Shares of the gradient norm", "step", "share of the squared gradient norm", lines)

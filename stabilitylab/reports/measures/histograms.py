@@ -1,4 +1,4 @@
-"""Draws the histograms of a place as ridges over the updates, and finds the places whose histogram moved most."""
+"""Draws the histograms of a place as ridges over the steps, and finds the places whose histogram moved most."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ridges:
         """Yield sentences on the height of the ridges and on what is not drawn."""
         what = f"{run}: {self.what}" if run else self.what
         found = (("exact zeros", self.zeros), ("not finite", self.lost))
-        told = [f"at update {step} {_percent(share)} are {name}" for name, (share, step) in found if share > 0]
+        told = [f"at step {step} {_percent(share)} are {name}" for name, (share, step) in found if share > 0]
         rest = f" Not drawn: {'; '.join(told)}." if told else ""
         high = f"a rise as high as the space between two ridges is {_percent(self.height)} of its entries"
         yield f"{what[:1].upper()}{what[1:]}: {high}.{rest}"
@@ -70,7 +70,7 @@ def ridges(record: Record, table: str, *, most: int, chosen: str = "") -> list[R
             f"{chosen!r} is no regular expression ({error}): give one that names of places match."
         ) from error
     drawn = steps
-    if len(steps) > RIDGES:  # evenly spaced updates, of rows that may be dense at first
+    if len(steps) > RIDGES:  # evenly spaced steps, of rows that may be dense at first
         wanted = np.linspace(steps[0], steps[-1], RIDGES)
         drawn = np.unique(steps[np.abs(steps[None] - wanted[:, None]).argmin(1)])
     data = record.run.frame_at(table, [int(step) for step in drawn])
@@ -124,13 +124,13 @@ def _ridges(table: str, site: str, steps: np.ndarray, counts: np.ndarray, distan
         x = [float(MIDDLES[cut][-1])] * len(broken)
         lines.append(Series("not finite", x, broken, kind="crosses", colour=LOST, marker="x"))
     what = f"{TABLES[table]} of {site}"
-    panel = Panel(what, "size of an entry", "update", lines, log_x=True)
+    panel = Panel(what, "size of an entry", "step", lines, log_x=True)
     worst = [(float(shares[:, at].max()), int(steps[shares[:, at].argmax()])) for at in (ZERO, NONFINITE)]
     return Ridges(what, panel, distance, height, worst[0], worst[1])
 
 
 def _lines(steps: np.ndarray, sides: dict[str, np.ndarray], x: np.ndarray, scale: float) -> Iterator[Series]:
-    """Yield a line for each row and side that has an entry, on top of the row's update; the last rows first, so that
+    """Yield a line for each row and side that has an entry, on top of the row's step; the last rows first, so that
     the earlier ones stand before them."""
     for at in range(len(steps) - 1, -1, -1):
         for name, side in sides.items():

@@ -104,7 +104,7 @@ def _told(record: Record) -> Told:
 
 
 def curves(runs: Runs) -> Picture | None:
-    """Loss and gradient norm against the update, one line a run: in the colours of architectures, or, where several
+    """Loss and gradient norm against the step, one line a run: in the colours of architectures, or, where several
     runs have one, in colours that the page gives to the runs that it shows. A number that is not finite is a gap."""
     own = repeated(runs)
     lines: list[list[Series]] = [[] for _ in CURVES]
@@ -120,7 +120,7 @@ def curves(runs: Runs) -> Picture | None:
     for drawn, (title, unit, columns, log) in zip(lines, CURVES, strict=True):
         marks = _baselines(runs) if columns[0] == "held_out_nll" else []
         if drawn:
-            panels.append(Panel(title, "update", _unit(runs, unit), drawn, marks, log_y=log))
+            panels.append(Panel(title, "step", _unit(runs, unit), drawn, marks, log_y=log))
     return Picture(panels, "", columns=1) if panels else None
 
 
@@ -156,20 +156,27 @@ def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Compare every two of these runs: their first difference, and its growth."""
     found = []
     for a, b in itertools.combinations([record for record in records if record.kind != "onestep"], 2):
-        try:
-            one = compare(a.run, b.run)
-        except DamagedError:
-            raise
-        except InputError:  # no step in common
-            continue
-        growth = [
-            {"above": level, "step": each.step, "probe": each.probe, "where": each.where}
-            for level, each in one.growth.items()
-            if each is not None
-        ]
-        told = one.paragraph.replace(str(a.run.path), a.name).replace(str(b.run.path), b.name)
-        found.append({"a": a.name, "b": b.name, "paragraph": told, "growth": growth})
+        one = a.remember(("parted", a.name, b.name), lambda a=a, b=b: _parted(a, b), keep=True, other=b)
+        if one is not None:
+            found.append(one)
     return found
+
+
+def _parted(a: Record, b: Record) -> dict[str, Any] | None:
+    """Return where two runs part; None if they have no step in common."""
+    try:
+        one = compare(a.run, b.run)
+    except DamagedError:
+        raise
+    except InputError:
+        return None
+    growth = [
+        {"above": level, "step": each.step, "probe": each.probe, "where": each.where}
+        for level, each in one.growth.items()
+        if each is not None
+    ]
+    told = one.paragraph.replace(str(a.run.path), a.name).replace(str(b.run.path), b.name)
+    return {"a": a.name, "b": b.name, "paragraph": told, "growth": growth}
 
 
 def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
@@ -211,7 +218,7 @@ def _side_by_side(view: Overview) -> dict[str, str]:
 
 
 def track(event: Event, last: int) -> dict[str, Any]:
-    """An event as a mark on a time line of ``last`` updates, in per cent of its width."""
+    """An event as a mark on a time line of ``last`` steps, in per cent of its width."""
     until = event.step if event.until is None else event.until
     left, width = 100 * event.step / last, 100 * max(0, until - event.step) / last
     table = event.probe.partition(".")[0]

@@ -27,7 +27,7 @@ def heading(record: Record) -> str:
 
 
 def sentence(record: Record, found: Diagnosis | None) -> str:
-    """``Post-LN 100L-100L: stuck, 0.23 nats above the unigram baseline after 160 updates; the decoder's gradient falls
+    """``Post-LN 100L-100L: stuck, 0.23 nats above the unigram baseline after 160 steps; the decoder's gradient falls
     2×10⁸-fold from layer 100 to layer 1 at step 0.``"""
     said = [f"{heading(record)}: {standing(record, found)}"]
     if found is not None:
@@ -42,28 +42,28 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
 
 
 def standing(record: Record, found: Diagnosis | None = None) -> str:
-    """The state in plain words, with the distance to the baseline and the updates behind it."""
+    """The state in plain words, with the distance to the baseline and the steps behind it."""
     status, verdict = record.status, record.judged
     if verdict is None:
         of = f" of {record.updates}" if record.updates else ""
-        where = f"{status.state} at update {status.step}{of}{_failure(record, found)}"
+        where = f"{status.state} at step {status.step}{of}{_failure(record, found)}"
         return f"{where} ({status.reason})" if status.reason and status.state != "running" else where
     if verdict.state == "diverged":
-        return f"diverged at update {verdict.step}: {verdict.reason.removesuffix(f' at step {verdict.step}')}"
+        return f"diverged at step {verdict.step}: {verdict.reason.removesuffix(f' at step {verdict.step}')}"
     if verdict.state == "cannot tell" or not math.isfinite(verdict.nll_gap):
         return f"{verdict.state}: {verdict.reason}"
     side = "above" if verdict.nll_gap > 0 else "below"
-    return f"{verdict.state}, {abs(verdict.nll_gap):.2f} nats {side} the unigram baseline after {status.step} updates"
+    return f"{verdict.state}, {abs(verdict.nll_gap):.2f} nats {side} the unigram baseline after {status.step} steps"
 
 
 def _failure(record: Record, found: Diagnosis | None) -> str:
-    """``, failed: plateau at update 66`` of a run that went on to its end; "" if it did not fail, or if the first sign
+    """``, failed: plateau at step 66`` of a run that went on to its end; "" if it did not fail, or if the first sign
     is the failure."""
     failures = [] if found is None else [event for event in found.events if event.severity == "failure"]
     first = min(failures, key=lambda event: event.moment, default=None)
     if first is None or found is None or first in found.cause.together or record.status.state != "finished":
         return ""
-    return f", failed: {first.title} at update {first.step}"
+    return f", failed: {first.title} at step {first.step}"
 
 
 def trouble(found: Diagnosis) -> str:
@@ -73,6 +73,10 @@ def trouble(found: Diagnosis) -> str:
 
 def fall(record: Record) -> str:
     """The stack whose gradient differs most between two layers at the first probed step, where that is worth saying."""
+    return record.remember("fall", lambda: _fall(record), keep=True)
+
+
+def _fall(record: Record) -> str:
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
@@ -102,14 +106,14 @@ def fold(times: float) -> str:
 def _nothing(record: Record, found: Diagnosis) -> str:
     """Say that no kind of trouble was found, and how many were checked.
 
-    The notes follow, each kind with its first update, and then what may still come of them.
+    The notes follow, each kind with its first step, and then what may still come of them.
     """
     if not found.checked:
         return ""
     notes: dict[str, int] = {}
     for event in found.events:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
-    told = listed([f"{title} at update {step}" for title, step in notes.items()])
+    told = listed([f"{title} at step {step}" for title, step in notes.items()])
     harm = "" if found.pending else " that did harm"
     noted = f"{harm} (noted: {told})" if notes else ""
     untold = f"; {listed(found.pending)}" if found.pending else ""

@@ -48,6 +48,6 @@ def spark(record: Record) -> dict[str, Any]:
         before = values[:at][np.isfinite(values[:at])]
         height = EDGE + (high - float(before[-1])) / (high - low or 1.0) * (HEIGHT - 2 * EDGE) if len(before) else EDGE
         mark = {"x": round(place, 1), "y": round(height, 1), "step": int(steps[at])}
-    last = f"{values[-1]:.4g}"
-    told = f"Loss from {values[0]:.4g} to {last}" + (f", not finite from update {mark['step']} on" if mark else "")
+    last = f"{values[-1]:.4g}".replace("nan", "NaN")
+    told = f"Loss from {values[0]:.4g} to {last}" + (f", not finite from step {mark['step']} on" if mark else "")
     return {"path": "".join(words), "lost": mark, "last": last, "told": told}

@@ -90,7 +90,7 @@ def _metric(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) -> Axe
     axes.plot(steps, np.where(lost, np.nan, values), color=INK, marker="o" if len(steps) == 1 else "", label=name)
     _scale(axes, None, values)
     _mark(axes, [(steps, values, lost)])
-    axes.set(xlabel="update", ylabel=name.replace("_", " "))
+    axes.set(xlabel="step", ylabel=name.replace("_", " "))
     return axes
 
 
@@ -109,7 +109,7 @@ def _lines(axes: Axes, grid: LayerGrid, own: bool) -> Axes:
         drawn.append(Series(name, grid.steps.tolist(), usual.tolist(), colour=colour, dash="solid"))
     logarithmic_axis = _scale(axes, grid.log, grid.values)
     _mark(axes, [(grid.steps, grid.values[row], grid.lost[row]) for row in range(len(grid.names))])
-    axes.set(xlabel="update", ylabel=grid.label)
+    axes.set(xlabel="step", ylabel=grid.label)
     if few and own and len(grid.names) > 1:
         name_ends(axes, Panel("", "", "", drawn, log_y=logarithmic_axis, direct=True), SIZE)
     elif few and len(grid.names) > 1:
@@ -172,7 +172,7 @@ def _map(axes: Axes, grid: LayerGrid, table: str) -> Axes:
     heat = Map(grid.steps.tolist(), y.tolist(), grid.values, marks, grid.label, log=log)
     mesh = draw_map(axes, heat)
     bar(_figure(axes), [axes], heat, mesh, BAR)
-    axes.set(xlabel="update", ylabel="layer" if single else "")
+    axes.set(xlabel="step", ylabel="layer" if single else "")
     if not single:
         places = [_spaced(np.flatnonzero(grid.stacks == one)) for one in stacks]
         # the last row of a stack touches the first of the next one

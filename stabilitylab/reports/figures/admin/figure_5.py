@@ -52,7 +52,7 @@ def _read(record: Record, quantity: str) -> tuple[np.ndarray, np.ndarray, np.nda
         widths = decades(data["value"].to_numpy().reshape(len(steps), -1)) if len(steps) else np.empty(0)
         return late.groupby("site", observed=True)["value"].mean().to_numpy(), steps, widths
 
-    return record.remember(("admin:5", quantity), read)
+    return record.remember(("admin:5", quantity), read, keep=True)
 
 
 def decades(values: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ function axis(spec, log, values, letters) {
   if (log) {
     const [low, high] = extent(values.map((list) => list.filter((x) => x > 0))), decades = Math.log10(high / low);
     if (decades > (narrow() ? 1.3 : 0.9)) Object.assign(found, { tickmode: "linear", tick0: 0, dtick: decades > 2.5 ? Math.ceil(decades / (narrow() ? 5 : 8)) : narrow() ? 1 : "D2" });
+    // Between powers of ten plotly writes the digit alone, "5" for 0.5 too.
+    if (typeof found.dtick !== "number") found.tickformat = low >= 1e-3 && high < 1e5 ? "~g" : ".0e";
   } else if (values.every((list) => list.every((x) => x === null || Number.isInteger(x)))) {
     const [low, high] = extent(values);
     if (high - low <= 10) Object.assign(found, { tickmode: "linear", tick0: 0, dtick: 1 });

@@ -25,7 +25,7 @@ async function buildPair() {
   const differing = [...new Set([...Object.keys(told.settings[a]), ...Object.keys(told.settings[b])])].filter((key) => other(key)[0] !== other(key)[1]);
   byId("part-said").textContent = pair ? pair.paragraph : `Where they part: stabilitylab compare ${a} ${b}`;
   byId("part-settings").replaceChildren(made("h4", {}, "Settings that differ"), differing.length ? rows(["", "A", "B"], differing.map((key) => [key, ...other(key)])) : made("p", {}, "None."));
-  byId("part-growth").replaceChildren(...(pair && pair.growth.length ? [made("h4", {}, "Where they part"), rows(["differ by more than", "update", "probe", "where"], pair.growth.map((one) => [`${short(100 * one.above)} %`, String(one.step), one.probe, one.where]))] : []));
+  byId("part-growth").replaceChildren(...(pair && pair.growth.length ? [made("h4", {}, "Where they part"), rows(["differ by more than", "step", "probe", "where"], pair.growth.map((one) => [`${short(100 * one.above)} %`, String(one.step), one.probe, one.where]))] : []));
   const lines = plots.curves.map((plot) => ({ ...plot, pair: true, traces: plot.traces.filter(({ name }) => name === a || name === b).map((one) => ({ ...one, dash: one.name === a ? "solid" : "dash" })) }));
   const [left, right] = [a, b].map((name) => everyRun.find((run) => run.name === name)), panels = [], specs = [];
   for (const plot of lines.filter((each) => each.traces.length)) {

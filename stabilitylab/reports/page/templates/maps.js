@@ -13,7 +13,7 @@ function buildMaps() {
   place.style.setProperty("--columns", Math.min(3, shown.length));
   place.replaceChildren(...stacks().flatMap((stack) => shown.flatMap((run) => mapsOf(run).filter((one) => one.stack === stack).map((one) => {
     const title = `${run.title}${stack ? `, ${stack}` : ""}`, probe = view.probe.replaceAll("_", " ");
-    return panelOf(title, run.figure, one.place, `Map of ${probe} of ${title}: layers by updates, n = 1`);
+    return panelOf(title, run.figure, one.place, `Map of ${probe} of ${title}: layers by steps, n = 1`);
   }))));
   all(".plot", place).forEach((each) => watcher.observe(each));
 }

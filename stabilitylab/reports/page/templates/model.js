@@ -78,7 +78,7 @@ function markTowers() {
   }
   const runs = shownRuns(), unit = runs.length && mapsOf(runs[0])[0] ? mapsOf(runs[0])[0].map.unit : "";
   byId("readout").textContent = layer ? `Update ${shownStep()}, ${stack ? `${stack} ` : ""}layer ${layer} [${unit}]: ${runs.map((run) => `${run.title} ${said(run, stack, layer) || "has none"}`).join("; ")}`
-    : "Point at a layer, or click to keep it; arrow keys go through layers and updates.";
+    : "Point at a layer, or click to keep it; arrow keys go through layers and steps.";
 }
 
 function buildTower(run, one) {
@@ -97,7 +97,7 @@ function buildTower(run, one) {
   return made("div", { className: "stack" }, box, made("span", { className: "foot" }, `${one.stack || "layers"} 1–${top}`));
 }
 
-// Arrow keys, wherever a stack or a map has the focus: up and down through layers, left and right through updates.
+// Arrow keys, wherever a stack or a map has the focus: up and down through layers, left and right through steps.
 function keys(event, stack, top) {
   const move = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (!move) return;
@@ -147,7 +147,7 @@ function paintModel() {
   towers.forEach(paintTower);
   const known = steps(), slider = byId("step");
   slider.value = at(known, view.step);
-  slider.setAttribute("aria-valuetext", `update ${shownStep()}`);
+  slider.setAttribute("aria-valuetext", `step ${shownStep()}`);
   byId("step-shown").textContent = shownStep() ?? "";
   byId("own").checked = ownScales(view.probe);
   byId("probe").value = view.probe;

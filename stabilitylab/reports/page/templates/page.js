@@ -62,10 +62,14 @@ all(".plot").forEach((place) => watcher.observe(place));
 let before = "";
 addEventListener("beforeprint", () => {
   before = root.dataset.theme;
-  all(".plot:not([data-drawn])").filter((place) => place.offsetParent).forEach(draw);
+  root.classList.add("printing"); // what is drawn has the size of its place on the sheet
+  all(".plot:not([data-drawn])").filter((place) => place.checkVisibility()).forEach(draw);
   paint("light");
 });
-addEventListener("afterprint", () => paint(before));
+addEventListener("afterprint", () => {
+  root.classList.remove("printing");
+  paint(before);
+});
 
 if (byId("smooth")) {
   const slider = byId("smooth"), said = byId("smooth-shown"), tell = () => { said.textContent = view.smooth ? `${view.smooth} %` : "off"; };

@@ -39,7 +39,9 @@ async function draw(place) {
     if (plot.right) layout.yaxis2 = { ...axis(plot.right, plot.right.log, own(true), letters), overlaying: "y", side: "right", showgrid: false };
     const data = map ? (map.ratio ? ratios(plot) : heat(plot, map.codes || (await unpacked(map)), log)) : lines(plot, hidden.get(figure) || new Set(), log);
     zoomed(place, layout);
-    await Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
+    const drawing = Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
+    fit(place); // before anything is waited for: a sheet is printed as it is then
+    await drawing;
     all(".hm", place).forEach((cells, trace) => cells.classList.toggle("striped", data[trace].name === "not finite"));
     if (map && map.findings.length && !place.dataset.drawn) place.after(legend(map));
     if (!place.dataset.drawn) {
@@ -59,6 +61,12 @@ async function draw(place) {
     place.textContent = "This plot could not be drawn here; its PDF and CSV stand below.";
     console.error(error);
   }
+}
+
+// Plotly keeps the size that a plot was first drawn with; its place is another one on paper.
+function fit(place) {
+  const { width, height } = place._fullLayout;
+  if (Math.abs(width - place.clientWidth) > 1 || Math.abs(height - place.clientHeight) > 1) Plotly.relayout(place, { autosize: true });
 }
 
 function legend(map) {

@@ -25,10 +25,11 @@ function smoothed(one, share, log) {
 
 // What happened in a run, on its curve: notes first, so that failures are drawn above them, and numbers that are not
 // finite last, where the line breaks off.
-function happenings(plot, one, y) {
-  const { x } = one, traces = [], found = (told.events[one.name] || []).map((event) => ({ ...event }));
+// Where many runs are shown, these numbers alone (not `every` event).
+function happenings(plot, one, y, every) {
+  const { x } = one, traces = [], found = every ? (told.events[one.name] || []).map((event) => ({ ...event })) : [];
   for (let i = 0; i < x.length; i++) {
-    if (one.y[i] === null && (i === 0 || one.y[i - 1] !== null)) found.push({ step: x[i], severity: "not finite", title: "not finite", evidence: `update ${x[i]}` });
+    if (one.y[i] === null && (i === 0 || one.y[i - 1] !== null)) found.push({ step: x[i], severity: "not finite", title: "not finite", evidence: `step ${x[i]}` });
   }
   const known = y.filter((value) => value !== null);
   for (const [severity, [symbol, size, colour]] of Object.entries(SIGNS)) {
@@ -38,7 +39,7 @@ function happenings(plot, one, y) {
     traces.push({ type: "scatter", mode: "markers", x: own.map((event) => event.step), y: at, name: severity, showlegend: false, cliponaxis: false,
       marker: { symbol, size, color: css(colour), line: { width: severity === "note" ? 1.5 : 1, color: severity === "note" ? css(colour) : css("--paper") } },
       text: own.map((event) => wrapped(`${event.title} (${event.severity}). ${event.evidence}`, 60)), meta: "happened",
-      hovertemplate: `<b>${escaped(one.name)}</b>, update %{x}<br>%{text}<extra></extra>` });
+      hovertemplate: `<b>${escaped(one.name)}</b>, step %{x}<br>%{text}<extra></extra>` });
   }
   return traces;
 }
@@ -70,7 +71,7 @@ function lines(plot, off, log) {
     const symbol = one.kind === "crosses" ? "x-thin" : enough.map((full) => one.symbol + (full ? "" : "-open"));
     const smooth = plot.runs && view.smooth ? smoothed(one, view.smooth, log) : one.y;
     if (smooth !== one.y) traces.push({ ...base, y: one.y, opacity: 0.25, mode: "lines", line: { color: colour, width: 1 }, hoverinfo: "skip" });
-    if (plot.runs && (seen.length <= 3 || one.name === view.run)) above.push(...happenings(plot, one, smooth));
+    if (plot.runs) above.push(...happenings(plot, one, smooth, seen.length <= 3 || one.name === view.run));
     const trace = { ...base, y: smooth, connectgaps: false,
       mode: one.kind !== "line" ? "markers" : one.marked && !one.faint ? "lines+markers" : "lines",
       line: { color: colour, width: one.faint ? 1 : 1.8, dash },
