@@ -70,6 +70,7 @@ def test_dry_run_trains_nothing(run, tmp_path: Path) -> None:
     assert facts["memory_bytes"]["total"] > facts["parameters"] * 16
 
 
+@pytest.mark.slow
 def test_list_and_runs(run) -> None:
     listing = json.loads(run("list", "--json")[1])
     assert {"admin", "branchnorm", "deepnorm", "postln", "postln-init", "preln"} <= listing["archs"].keys()

@@ -56,6 +56,7 @@ def stabilitylab(folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_the_registries_find_each(folder: Path) -> None:
     listed = json.loads(stabilitylab(folder, "list", "--json"))
     assert listed["left_out"] == {}
@@ -73,6 +74,7 @@ def test_the_registries_find_each(folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_figures_runs_are_planned(folder: Path) -> None:
     lines = stabilitylab(folder, "sweep", "mine:1", "--print").splitlines()
     assert len(lines) == 2 * 2 * 3

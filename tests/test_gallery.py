@@ -42,6 +42,7 @@ def test_the_code_of_each_picture_draws_what_it_says(run: Path) -> None:
         assert figure.axes[0].get_xlabel() or figure.axes[0].get_ylabel(), "the first axes of a picture have no label"
 
 
+@pytest.mark.slow
 def test_a_block_that_draws_nothing_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery, "blocks", lambda: ["import matplotlib.pyplot as plt", "pass"])
     (figure,) = gallery.pictures(run)

@@ -377,6 +377,7 @@ def test_flags_that_were_internal_errors(arguments: list[str], code: int, run, t
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_fifo_is_not_waited_for_by_the_command_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for arguments in (["probe", "--data", "text:fifo,fifo"], ["probe", "--config", "fifo"]):

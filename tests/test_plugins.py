@@ -48,6 +48,7 @@ def test_a_module_of_the_current_folder_is_named_on_the_line_or_in_the_environme
     assert "mine" not in without["detectors"]
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_said_by_name_and_stops_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n", encoding="utf-8")
@@ -59,6 +60,7 @@ def test_one_that_fails_is_said_by_name_and_stops_nothing_else(tmp_path: Path) -
     assert "No module named 'no_such_module_anywhere'" in listed["left_out"]["broken (--plugin)"]
 
 
+@pytest.mark.slow
 def test_one_that_takes_a_name_that_is_taken_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "clash.py").write_text(DETECTOR.replace('"mine", "mine"', '"plateau", "mine"'), encoding="utf-8")
     made = stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="clash")
@@ -117,6 +119,7 @@ def test_what_a_script_defines_says_its_module() -> None:
     assert parts.origin("mine") == "__main__"
 
 
+@pytest.mark.slow
 def test_every_kind_has_a_room(tmp_path: Path) -> None:
     listed = json.loads(stabilitylab("list", "--json", cwd=tmp_path).stdout)
     for kind in ("archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands"):

@@ -140,6 +140,7 @@ def test_what_is_owed_is_there_still() -> None:
         assert name in [found for found, _ in reached((PACKAGE / file).read_text(encoding="utf-8"))], (file, name)
 
 
+@pytest.mark.slow
 def test_each_exception_is_needed() -> None:
     every = {name for path in KNOWN.values() for name, _ in reached(path.read_text(encoding="utf-8"))}
     assert set(OUTSIDE) <= every

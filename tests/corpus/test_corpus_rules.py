@@ -109,6 +109,7 @@ def test_what_is_announced_is_found(judged: Any) -> None:
     assert abs(float(told["learning rate"]["auc_50"]) - 0.5) < 1e-9
 
 
+@pytest.mark.slow
 def test_what_is_not_announced_is_not_found(judged: Any) -> None:
     own = [line for line in lines(judged[False].folder / "recall.csv") if line["target"] == "0.5"]
     told = {line["rule"]: float(line["recall"]) for line in own}

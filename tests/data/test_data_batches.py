@@ -38,6 +38,7 @@ def data(stack: Stack, parallel: tuple[Path, Path]) -> Dataset:
     return load_data(text_config(parallel), stack=stack)
 
 
+@pytest.mark.slow
 def test_a_micro_batch_depends_on_seed_and_position_alone(parallel: tuple[Path, Path], stack: Stack) -> None:
     one, two = (load_data(text_config(parallel, seed=5), stack=stack) for _ in range(2))
     far = 3 * one.batches_per_epoch + 1

@@ -39,6 +39,7 @@ def refuse_training(*_: object) -> None:
     raise AssertionError("the vocabulary was trained again")
 
 
+@pytest.mark.slow
 def test_a_second_load_neither_decodes_nor_trains(
     parallel: tuple[Path, Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

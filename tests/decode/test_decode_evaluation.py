@@ -73,6 +73,7 @@ def test_a_run_is_scored_on_all_its_held_out_sentences(runs: dict[str, Path]) ->
     assert not [path for path in runs["long"].iterdir() if path.name.endswith(".tmp")]
 
 
+@pytest.mark.slow
 def test_alpha_is_the_checkpoints_and_matters(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(

@@ -118,6 +118,7 @@ def test_the_state_of_a_run_is_not_told_too_early(updates: int, state: str) -> N
     assert ("too early to tell" in verdict.reason) == (state == "cannot tell")
 
 
+@pytest.mark.slow
 def test_an_explosion_of_real_training_is_found(tmp_path: Path) -> None:
     """A rate of 3 in the first update of a model of four layers, and the usual one afterwards."""
     healthy, exploded = (train(tmp_path / name, rate=rate) for name, rate in RATES.items())

@@ -119,6 +119,7 @@ def test_it_is_not_checked_where_queries_and_keys_are_not_apart(tmp_path: Path) 
     assert diagnosis.unchecked["rank_collapse"].startswith("not recorded: grad_norm.qk (probe grad_norm, where queries")
 
 
+@pytest.mark.slow
 def test_a_model_whose_tokens_are_alike(tmp_path: Path) -> None:
     """From step 20 on the third layer gets each sentence's mean in the place of its tokens."""
 

@@ -21,6 +21,7 @@ PROBE = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_of_probe_is_replayed_bit_for_bit_without_its_data(run: Any, tmp_path: Path) -> None:
     code, *_ = run(*PROBE, "--set", "train.accumulate=2")
     assert code == 0

@@ -28,6 +28,7 @@ def explained(kind: type[Loop], path: Path, steps: int = 44, **options: Any) -> 
     return sl.explain(path / "run", fresh.model, loss_fn, fresh.optimizer, **options)
 
 
+@pytest.mark.slow
 def test_a_rate_that_was_raised_is_a_cause(tmp_path: Path) -> None:
     found = explained(faults.LargeRate, tmp_path)
     assert found.verdict == "cause", str(found)

@@ -115,6 +115,7 @@ def test_what_failed_or_had_its_time_comes_after_the_rest_and_is_tried_again(scr
     assert [name for name, _ in script.parts.due(place, names)] == ["figures89", "checks", "benchmarks", "figure3"]
 
 
+@pytest.mark.slow
 def test_a_command_ends_with_its_time_and_its_log_names_no_absolute_path(script) -> None:
     place = script.at()
     long = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]

@@ -130,6 +130,7 @@ def test_evaluation_is_not_recorded(tmp_path: Path) -> None:
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_in_the_same_run(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}
 

@@ -112,6 +112,7 @@ def same(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name], equal_nan=True) for name in a)
 
 
+@pytest.mark.slow
 def test_precision_dropout_and_accumulation_of_training_change_nothing_and_a_seed_does(tmp_path: Path) -> None:
     config = config_of("admin")
     plain = measure(config, tmp_path, "plain")

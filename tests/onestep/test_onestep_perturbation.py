@@ -101,6 +101,7 @@ def test_only_matrices_of_branches_change_and_come_back() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in subject.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_signs_belong_to_the_seed_and_not_to_the_architecture() -> None:
     post, deep, other = subject_of("postln"), subject_of("deepnorm"), subject_of("postln", seed=4)
     one, two, three = (signs(subject, "random") for subject in (post, deep, other))

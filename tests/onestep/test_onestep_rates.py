@@ -142,6 +142,7 @@ def test_at_alpha_0_no_branch_moves_the_output_and_the_decoder_does_not_see_the_
         assert rates[f"{optimizer}.embedding"] > 0
 
 
+@pytest.mark.slow
 def test_alpha_is_that_of_row_0_and_a_constant_where_one_is_set() -> None:
     first, whole = subject_of("branchnorm"), subject_of("branchnorm", T=1)
     constant = subject_of("branchnorm", alpha=0.1)

@@ -103,6 +103,7 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     assert found["range"][0] > found["range"][1]
 
 
+@pytest.mark.slow
 def test_what_panels_share_and_what_maps_are_is_what_paper_prints(browser: Browser, tmp_path: Path) -> None:
     raw = [Series("Post-LN", [1, 2, 3], [y, 3 * y, 2 * y], arch="postln", faint=y == 1, seeds=3) for y in (1.0, 4.0)]
     shared = {"limits": (0.5, 20.0)}
@@ -132,6 +133,7 @@ def test_what_panels_share_and_what_maps_are_is_what_paper_prints(browser: Brows
     assert found["sides"] == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", [True, False])
 def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tmp_path: Path, log: bool) -> None:
     def panel(*values: float) -> Panel:
@@ -154,6 +156,7 @@ def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tm
     assert numbers == [pytest.approx([1, 1000])] * 2
 
 
+@pytest.mark.slow
 def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Path) -> None:
     table = a_table()
     assert table.map is not None
@@ -167,6 +170,7 @@ def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Pa
     assert set(counts) == {2}
 
 
+@pytest.mark.slow
 def test_a_toggle_acts_on_its_figure_and_one_above_on_all(browser: Browser, written: Path) -> None:
     browser.open(written)
     found = browser.run(
@@ -192,6 +196,7 @@ def test_a_toggle_acts_on_its_figure_and_one_above_on_all(browser: Browser, writ
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_toggle_takes_its_colour_off_the_screen(browser: Browser, written: Path) -> None:
     colour = style.looks()["postln"][0]
     browser.open(written, height=1400)
@@ -222,6 +227,7 @@ def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_log_axes_show_bands_that_reach_zero_and_ticks_when_enlarged(browser: Browser, tmp_path: Path) -> None:
     line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=3, colour="black")
     picture = Picture([Panel("a", "layer", "L2 norm", [line], log_y=True)], "found")
@@ -312,6 +318,7 @@ def test_nothing_sticks_out(browser: Browser, written: Path, width: int) -> None
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_dark_as_the_system_or_as_chosen_and_light_on_paper(browser: Browser, written: Path) -> None:
     def state() -> list[str]:
         return browser.run(
@@ -338,6 +345,7 @@ def test_dark_as_the_system_or_as_chosen_and_light_on_paper(browser: Browser, wr
     assert state() == light
 
 
+@pytest.mark.slow
 def test_names_that_look_like_html_do_nothing(browser: Browser, tmp_path: Path) -> None:
     make_run(tmp_path / "runs", EVIL.replace("/", "_"), layers=1, metrics={"loss": [1.0]}, label=CLOSING)
     label = f"{EVIL} {CLOSING} <b>bold</b>"

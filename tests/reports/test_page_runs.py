@@ -61,6 +61,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder / "runs", folder / "report").page
 
 
+@pytest.mark.slow
 def test_runs_of_one_model_have_a_colour_each_everywhere(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -83,6 +84,7 @@ def test_runs_of_one_model_have_a_colour_each_everywhere(browser: Browser, three
     assert {name: rgb(colour) for name, colour, _ in found["lines"]} == dict(found["table"])
 
 
+@pytest.mark.slow
 def test_runs_of_three_architectures_have_the_colours_of_their_curves_in_the_table(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_the_table_drives_every_panel_and_the_address_keeps_it(browser: Browser,
     assert found["found"]["curves"] == found["found"]["towers"] == ["base"]
 
 
+@pytest.mark.slow
 def test_groups_share_a_colour_and_are_switched_together(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -224,6 +227,7 @@ def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -
     assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
 
 
+@pytest.mark.slow
 def test_the_first_screen_of_one_run_has_its_curve_its_first_sign_the_remedy_and_the_layers(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -314,6 +318,7 @@ def test_smoothing_averages_what_is_drawn_and_leaves_gaps(browser: Browser, thre
     assert "smooth=10" in found["said"][1]
 
 
+@pytest.mark.slow
 def test_log_axes_of_curves(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -330,6 +335,7 @@ def test_log_axes_of_curves(browser: Browser, three: Path) -> None:
     assert found == [["linear", "linear"], ["log", "linear"], ["log", "log"]]
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_chooses_runs_and_enlarges(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
 
@@ -366,6 +372,7 @@ def test_the_keyboard_alone_chooses_runs_and_enlarges(browser: Browser, three: P
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path: Path) -> None:
     for place, name in enumerate(("base", "other", "third")):
         own(tmp_path / "runs", name, place, state="running")
@@ -421,6 +428,7 @@ def test_a_run_that_ended_is_neither_read_nor_drawn_again(tmp_path: Path, monkey
     assert sorted(drawn) == ["changes", "changes", "ended"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three", "one"])
 def test_a_phone_shows_all_of_it(browser: Browser, three: Path, tmp_path: Path, name: str) -> None:
     page = three
@@ -496,6 +504,7 @@ def test_paper_keeps_the_colours_of_marks_and_no_empty_section(browser: Browser,
     assert found == [["All runs", "Runs in a sentence", "Layer by step"], ["exact"] * 3]
 
 
+@pytest.mark.slow
 def test_where_many_runs_are_shown_a_number_that_is_not_finite_is_still_a_red_mark(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def a_picture() -> Picture:
     )
 
 
+@pytest.mark.slow
 def test_files_have_the_widths_of_a_paper(tmp_path: Path) -> None:
     files = paper.write(a_picture(), tmp_path, "branchnorm-8")
     kinds = {f"{kind}{suffix}" for kind in ("png", "svg", "pdf") for suffix in ("", "-column")}

@@ -42,6 +42,7 @@ def printed(out: Path, picture: Picture, title: str = "A") -> None:
     assert (len(sections), failed) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_figure_is_printed_once(tmp_path: Path, names: list[str]) -> None:
     picture = Picture([Panel("a", "x", "y", [Series("Post-LN", [1, 2], [1.0, 2.0], arch="postln")])], "found")
     printed(tmp_path, picture)

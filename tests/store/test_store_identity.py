@@ -289,6 +289,7 @@ def test_an_older_run_that_goes_on_is_checked_from_there(sealed: Path, tmp_path:
         _ = run.metrics
 
 
+@pytest.mark.slow
 def test_a_death_while_an_older_run_becomes_one_of_today_loses_nothing(sealed: Path, tmp_path: Path) -> None:
     as_schema(sealed, 3)
 

@@ -139,6 +139,7 @@ def test_whatever_is_wrong_is_one_sentence(axes: list[str], sentence: str, monke
         grid(axes)
 
 
+@pytest.mark.slow
 def test_the_registry_is_asked_in_a_process_of_its_own() -> None:
     assert {*_registered()} == {*ARCHS}
 

@@ -74,6 +74,7 @@ def test_without_gpus_the_choice_of_devices_is_left_as_it_is(tmp_path: Path, mon
     assert outcome.jobs[0].log_path.read_text().splitlines()[-2:] == ["1 3 True", "[exit 0]"]
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_and_a_second_one_has_nothing_to_do(tmp_path: Path) -> None:
     jobs = planned(tmp_path, "a", steps=2)
     outcome = run(jobs)
@@ -88,6 +89,7 @@ def test_a_sweep_trains_and_a_second_one_has_nothing_to_do(tmp_path: Path) -> No
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_reported_by_its_last_words(tmp_path: Path) -> None:
     job = plan([experiment("a", device="cuda:77")], tmp_path)
     outcome = run(job, retries=0)

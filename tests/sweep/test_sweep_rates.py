@@ -55,6 +55,7 @@ def trainer(folder: Path, ran: list[list[str]] | None = None) -> SweptTrainer:
     return SweptTrainer(base, HORIZON, folder, Ledger(folder / "ledger.csv"), runner)
 
 
+@pytest.mark.slow
 def test_a_longer_trial_goes_on_from_the_shorter_one(tmp_path: Path) -> None:
     first, last = RateTrial(1e-3, 100, 3), RateTrial(1e-3, 100, HORIZON)
     ran: list[list[str]] = []

@@ -114,6 +114,7 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
         assert recorder.replayed > 0.8 * machine.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -343,6 +343,7 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
         resume(run.path, None, Silent())
 
 
+@pytest.mark.slow
 def test_a_run_records_what_made_it_and_how_it_ended(tmp_path: Path) -> None:
     result = start(prepared(), tmp_path, None, Silent())
     assert result.path.name == "branchnorm-4-s0"

@@ -19,7 +19,7 @@ from . import copies, data, dropout, evaluating, gradients, optimizing
 from .members import Members, RankFailedError
 from .passes import Action, Loss, RankPasses, own_values
 from .report import RankCheck
-from .restoring import Kept
+from .restoring import KeptTraining
 
 # question -> published bugs of that kind (repository#number)
 SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -127,7 +127,7 @@ class _Asked:
         self._agree_on(type(model).__name__, sorted(self._skip), *(one is not None for one in given))
         optimizers = members.together("the optimizer", lambda: _several(optimizer, model))
         self._agree_on(bool(optimizers))
-        kept = members.together("a copy of the state", lambda: Kept(model, optimizers, members.processes))
+        kept = members.together("a copy of the state", lambda: KeptTraining(model, optimizers, members.processes))
         try:
             self._ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
             self._ask((copies.BUFFERS,), lambda: [copies.buffers(model, members)])
@@ -141,7 +141,7 @@ class _Asked:
     def _passes(
         self,
         passes: RankPasses,
-        kept: Kept,
+        kept: KeptTraining,
         optimizers: Sequence[torch.optim.Optimizer],
         evaluate: Action | None,
     ) -> None:
@@ -166,7 +166,7 @@ class _Asked:
     def _update(
         self,
         passes: RankPasses,
-        kept: Kept,
+        kept: KeptTraining,
         optimizers: Sequence[torch.optim.Optimizer],
         own: Mapping[str, torch.Tensor | None],
         apart: frozenset[str],
@@ -192,7 +192,7 @@ class _Asked:
     def _evaluation(
         self,
         passes: RankPasses,
-        kept: Kept,
+        kept: KeptTraining,
         optimizers: Sequence[torch.optim.Optimizer],
         evaluate: Action | None,
         plain: float | None,

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InputError, UsageError
 from ...probes.parameters.layouts import local, local_gradient, whole
 from .members import Members
-from .restoring import Kept
+from .restoring import KeptTraining
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Action = Callable[[nn.Module], Any]
@@ -24,7 +24,13 @@ class RankPasses:
     next. Every pass is taken by all ranks together, and fails on all of them if it fails on one."""
 
     def __init__(
-        self, model: nn.Module, batch: Any, loss_fn: Loss, after_backward: Action | None, members: Members, kept: Kept
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Loss,
+        after_backward: Action | None,
+        members: Members,
+        kept: KeptTraining,
     ) -> None:
         self.model, self._batch, self._loss_fn, self._after = model, batch, loss_fn, after_backward
         self._members, self._kept = members, kept

@@ -14,7 +14,7 @@ from ...probes.parameters.processes import Processes
 from ...probes.state import StateSnapshot, random_states, set_random_states
 
 
-class Kept:
+class KeptTraining:
     """The state of a model, its gradients, its optimizers and the random generators when this object was made."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], processes: Processes) -> None:
