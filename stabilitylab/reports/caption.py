@@ -43,7 +43,11 @@ def _seeds(panels: list[Panel]) -> str:
 
 def _hollow(panels: list[Panel]) -> str:
     marked = [one for panel in panels for one in panel.series if not one.faint and one.marker != "none"]
-    return f"hollow: n < {LEAST_SEEDS}" if any((one.counts < LEAST_SEEDS).any() for one in marked) else ""
+    return (
+        f"hollow: n < {LEAST_SEEDS}"
+        if any(((one.counts > 0) & (one.counts < LEAST_SEEDS)).any() for one in marked)
+        else ""
+    )
 
 
 def caption(picture: Picture, title: str = "", source: str = "") -> str:

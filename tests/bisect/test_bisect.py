@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ import stabilitylab as sl
 from stabilitylab.bisect import Bisection
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.reports.bisection import write
+from stabilitylab.reports.measures.bisection import error_panels
 
 LARGE = [name for name in FAULTS if name not in ("1 % error", "eps of a norm")]  # above three roundings of bfloat16
 
@@ -229,3 +231,14 @@ def test_the_answer_is_one_json_object_and_a_picture(gpt: GPT, tmp_path: Any) ->
     text = (tmp_path / "depth.svg").read_text(encoding="utf-8")
     assert "first: h.1.mlp:out" in text
     assert "error of a module that is fed" in text
+    write(sl.bisect(gpt, copy.deepcopy(gpt), ids(), loss_of), tmp_path / "same.png")  # nothing differs
+
+
+def test_the_module_that_is_fed_has_its_mark(gpt: GPT) -> None:
+    """It may be a single place among many, which no thinning of marks may leave out."""
+    forward, _ = error_panels(sl.bisect(gpt, faulty(gpt, "sign flipped"), ids(), loss_of))
+    [fed] = [line for line in forward.series if line.label == "error of a module that is fed"]
+    assert fed.kind == "crosses"
+    assert int(min(fed.x)) == 2, "the fault is in the second layer"
+    assert len(fed.x) < 6, "and what is fed elsewhere is as it was"
+    assert all(math.isfinite(y) for y in fed.y)
