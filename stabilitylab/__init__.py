@@ -5,10 +5,10 @@ The public names load on first use, so that ``import stabilitylab`` costs nothin
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._version import __version__
+from .late_names import late_names
 from .tapping import tap
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stabilitylab' has no attribute {name!r}")
-    if not _HOME[name]:
-        return import_module(f".{name}", __name__)
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__getattr__ = late_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ ORDER = (
         "schema",
         "settings",
         "callable_package",
+        "late_names",
         "kernels",
         "decisive",
         "environment",

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..callable_package import make_callable
+from ..late_names import late_names
 from .differences import Gap, gap
 from .judging import LIMIT, PlaceGap
 from .prints import Fingerprint, PlacePrint
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from .rounding import redrawn
     from .stored import of_stored
 
-_HOME = {
-    **{"fingerprint_of": "model_pass", "redrawn": "rounding", "values_of": "forcing"},  # need torch
-    "of_stored": "stored",
-}
+_HOME = {"fingerprint_of": "model_pass", "of_stored": "stored", "redrawn": "rounding", "values_of": "forcing"}
 
 __all__ = [
     "LIMIT",
@@ -38,10 +35,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stabilitylab.bisect' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
-
-
+__getattr__ = late_names(__name__, _HOME)
 make_callable(__name__, "find")

@@ -5,9 +5,9 @@ Batches load on first use, so that whoever only looks into the registry of sourc
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..late_names import late_names
 from .corpus import SPECIALS, Corpus, Pairs, Sentences
 from .source import SOURCES, DataSource, Files, source
 
@@ -34,7 +34,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stabilitylab.data' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__getattr__ = late_names(__name__, _HOME)

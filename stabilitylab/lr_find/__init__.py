@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..callable_package import make_callable
+from ..late_names import late_names
 from .result import Bracket, RateAnswer
 from .search import Choice, RateResult, RateTrial, RateTrials, Rungs, choose
 
@@ -43,10 +43,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stabilitylab.lr_find' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
-
-
+__getattr__ = late_names(__name__, _HOME)
 make_callable(__name__, "find")
