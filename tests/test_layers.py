@@ -150,6 +150,7 @@ INSIDE = {
     "check": (
         ("check.fingerprint", "check.result", "check.seen", "check.updates"),
         ("check.bounds", "check.neutrality"),
+        ("check.answers",),
         ("check.evaluation", "check.leaks", "check.start", "check.units", "check.wiring"),
         ("check.shifts",),
         ("check.questions", "check.ranks"),

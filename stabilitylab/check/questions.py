@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError, listed
+from ..errors import listed
 from ..probes import random_states_kept
 from ..probes.state import StateSnapshot
 from . import evaluation, leaks, shifts, start, units, wiring
+from .answers import Answers
 from .bounds import BOUNDS, not_checked
 from .result import Check
 from .seen import CrossEntropy, Seen, look
@@ -48,24 +48,16 @@ class Questions:
         batch_first: bool | None,
         skip: Collection[str],
     ) -> None:
-        for name in skip:
-            if name not in NAMES:
-                near = difflib.get_close_matches(name, NAMES, 1)
-                raise UsageError(
-                    f"skip names {name!r}, which is no check{f': did you mean {near[0]!r}' if near else ''}? "
-                    f"There are {', '.join(NAMES)}."
-                )
         self._twin, self._model, self._batch, self._loss_fn = twin, model, batch, loss_fn
-        self._classes, self._causal, self._batch_first, self._skip = classes, causal, batch_first, frozenset(skip)
+        self._classes, self._causal, self._batch_first = classes, causal, batch_first
         self._before: CrossEntropy | None = None
         self._known = False  # True once the predictions before the update are known
-        self._found: dict[str, Check] = {}
+        self._answers = Answers(NAMES, skip)
 
     @property
     def checks(self) -> list[Check]:
-        """Return the answers in the order of ``NAMES``; an answer that goes with another follows it."""
-        order = {name: place for place, name in enumerate(NAMES)}
-        return sorted(self._found.values(), key=lambda check: order.get(check.name, len(NAMES)))
+        """Return the answers."""
+        return self._answers.checks
 
     @property
     def nats(self) -> float:
@@ -75,41 +67,28 @@ class Questions:
 
     def before(self) -> None:
         """Ask the questions about the model before the update; the copy is restored."""
-        self._ask((units.NAME,), lambda: [units.duplicated_units(self._twin)])
-        self._ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._model)])
-        self._ask((start.LOSS,), self._at_start)
-        self._ask((evaluation.DROPOUT, evaluation.REPEATS), self._repeats)
-        self._ask((leaks.SAMPLE, leaks.FUTURE, shifts.NAME), self._dependences)
+        self._answers.ask((units.NAME,), lambda: [units.duplicated_units(self._twin)])
+        self._answers.ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._model)])
+        self._answers.ask((start.LOSS,), self._at_start)
+        self._answers.ask((evaluation.DROPOUT, evaluation.REPEATS), self._repeats)
+        self._answers.ask((leaks.SAMPLE, leaks.FUTURE, shifts.NAME), self._dependences)
 
     def during(self, still: Mapping[str, bool], used: Collection[str], layers: Collection[str]) -> None:
         """Ask which matrices the loss reaches. ``still``: matrices without a gradient in two steps; ``used``: modules
         called."""
         count = sum(own.requires_grad and own.dim() > 1 for own in self._twin.parameters())
-        self._ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
+        self._answers.ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
 
     def held(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Ask which parameters the optimizer holds, while gradients exist."""
-        self._ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
+        self._answers.ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
 
     def after(self, rate: float, why_not: str) -> None:
         """Ask how the update at ``rate`` changed the output, unless there was none (``why_not``)."""
         if why_not:
-            self._ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
+            self._answers.ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
         else:
-            self._ask((start.CHANGE,), lambda: [self._change(rate)])
-
-    def _ask(self, names: Sequence[str], answer: Callable[[], Iterable[Check]]) -> None:
-        if set(names) <= self._skip:
-            self._found |= {name: not_checked(name, "skip= leaves it out") for name in names}
-            return
-        try:
-            answered = list(answer())
-        except Exception as error:
-            said = (str(error).splitlines() or ["without a message"])[0][:200].rstrip(".")
-            answered = [not_checked(name, f"it raised {type(error).__name__} ({said})") for name in names]
-        for check in answered:
-            skipped = check.name in self._skip
-            self._found[check.name] = not_checked(check.name, "skip= leaves it out") if skipped else check
+            self._answers.ask((start.CHANGE,), lambda: [self._change(rate)])
 
     def _at_start(self) -> Iterator[Check]:
         seen = self._trained()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from ...errors import UsageError, in_words
 from ...probes.parameters.sharing import Share
+from ..answers import SKIPPED, Answers
 from ..bounds import not_checked
 from ..result import Check
 from . import copies, data, dropout, evaluating, gradients, optimizing
@@ -85,32 +85,28 @@ def check_ranks(
     >>> found = check_ranks(model, batch, loss_fn, optimizer)  # doctest: +SKIP
     >>> if dist.get_rank() == 0: print(found)  # doctest: +SKIP
     """
-    for name in skip:
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, 1)
-            raise UsageError(
-                f"skip names {name!r}, which is no question{f': did you mean {near[0]!r}' if near else ''}? There are "
-                f"{', '.join(NAMES)}."
-            )
+    answers = _OfRanks(NAMES, skip)
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         why = "there is one process: start several, as with torchrun --nproc-per-node 2"
-        return RankCheck(1, 1, 1, [not_checked(name, why) for name in NAMES])
-    asked = _Asked(Members(model, share), frozenset(skip))
-    asked.all(model, batch, loss_fn, optimizer, batches, after_backward, evaluate)
-    members = asked.members
-    return RankCheck(members.size, members.data_ranks, members.tensor_ranks, asked.checks)
+        answers.leave(NAMES, why)
+        return RankCheck(1, 1, 1, answers.checks)
+    members = Members(model, share)
+    _Asked(members, answers).all(model, batch, loss_fn, optimizer, batches, after_backward, evaluate)
+    return RankCheck(members.size, members.data_ranks, members.tensor_ranks, answers.checks)
+
+
+class _OfRanks(Answers):
+    """An error that all ranks raise is a reason; any other ends the check, since the ranks would part."""
+
+    def why_not(self, error: Exception) -> str:
+        return str(error) if isinstance(error, RankFailedError) else ""
 
 
 class _Asked:
-    """The questions, and the answers so far. Each question is reached by all ranks."""
+    """Asks the questions, each of which is reached by all ranks."""
 
-    def __init__(self, members: Members, skip: frozenset[str]) -> None:
-        self.members, self._skip = members, skip
-        self._found: dict[str, Check] = {}
-
-    @property
-    def checks(self) -> list[Check]:
-        return [self._found[name] for name in NAMES]
+    def __init__(self, members: Members, answers: Answers) -> None:
+        self._members, self._answers = members, answers
 
     def all(
         self,
@@ -122,16 +118,16 @@ class _Asked:
         after_backward: Action | None,
         evaluate: Action | None,
     ) -> None:
-        members = self.members
+        members = self._members
         given = (optimizer, batches, after_backward, evaluate)
-        self._agree_on(type(model).__name__, sorted(self._skip), *(one is not None for one in given))
+        self._agree_on(type(model).__name__, sorted(self._answers.skip), *(one is not None for one in given))
         optimizers = members.together("the optimizer", lambda: _several(optimizer, model))
         self._agree_on(bool(optimizers))
         kept = members.together("a copy of the state", lambda: KeptTraining(model, optimizers, members.processes))
         try:
-            self._ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
-            self._ask((copies.BUFFERS,), lambda: [copies.buffers(model, members)])
-            self._ask((data.SAME, data.TENSOR), lambda: data.batches(members, batches or [batch]))
+            self._answers.ask((copies.REPLICAS, copies.SHARDS), lambda: copies.replicas(members))
+            self._answers.ask((copies.BUFFERS,), lambda: [copies.buffers(model, members)])
+            self._answers.ask((data.SAME, data.TENSOR), lambda: data.batches(members, batches or [batch]))
             passes = RankPasses(model, batch, loss_fn, after_backward, members, kept)
             passes.rehearse()
             self._passes(passes, kept, optimizers, evaluate)
@@ -145,10 +141,10 @@ class _Asked:
         optimizers: Sequence[torch.optim.Optimizer],
         evaluate: Action | None,
     ) -> None:
-        members, listener = self.members, dropout.DropoutListener()
+        members, listener = self._members, dropout.DropoutListener()
         loss = passes.gradients(listener)
         own = {name: None if one is None else one.clone() for name, one in passes.own_gradients().items()}
-        self._ask((dropout.DATA, dropout.TENSOR), lambda: dropout.dropouts(members, listener))
+        self._answers.ask((dropout.DATA, dropout.TENSOR), lambda: dropout.dropouts(members, listener))
         apart: frozenset[str] = frozenset()
 
         def compared() -> list[Check]:
@@ -156,12 +152,12 @@ class _Asked:
             check, apart = gradients.copies(members, own)
             return [check]
 
-        self._ask((gradients.COPIES,), compared)
-        self._ask((optimizing.MISSES, optimizing.DOUBLES), lambda: optimizing.held(members, optimizers, own))
+        self._answers.ask((gradients.COPIES,), compared)
+        self._answers.ask((optimizing.MISSES, optimizing.DOUBLES), lambda: optimizing.held(members, optimizers, own))
         plain = self._update(passes, kept, optimizers, own, apart)
         self._evaluation(passes, kept, optimizers, evaluate, plain)
         kept.undo()
-        self._ask((gradients.SCALE,), lambda: [gradients.scale(members, passes, own, apart, loss)])
+        self._answers.ask((gradients.SCALE,), lambda: [gradients.scale(members, passes, own, apart, loss)])
 
     def _update(
         self,
@@ -173,18 +169,18 @@ class _Asked:
     ) -> float | None:
         """Make the update and ask about it; return this rank's loss after it, None if there was none."""
         if not optimizers:
-            self._found[optimizing.UPDATE] = not_checked(optimizing.UPDATE, optimizing.NONE)
+            self._answers.leave((optimizing.UPDATE,), optimizing.NONE)
             return None
-        before = {name: value.clone() for name, value in own_values(self.members).items()}
+        before = {name: value.clone() for name, value in own_values(self._members).items()}
         if problem := self._stepped(optimizers):
-            self._found[optimizing.UPDATE] = not_checked(optimizing.UPDATE, problem)
+            self._answers.leave((optimizing.UPDATE,), problem)
             return None
-        self._ask(
+        self._answers.ask(
             (optimizing.UPDATE,),
             lambda: [
                 not_checked(optimizing.UPDATE, "the gradients of copies differ already")
                 if apart
-                else optimizing.updated(self.members, before, own)
+                else optimizing.updated(self._members, before, own)
             ],
         )
         return passes.loss()
@@ -198,18 +194,18 @@ class _Asked:
         plain: float | None,
     ) -> None:
         """Make the update again, with the loop's evaluation before it."""
-        if evaluate is None or plain is None or evaluating.EVALUATION in self._skip:
+        if evaluate is None or plain is None or evaluating.EVALUATION in self._answers.skip:
             why = evaluating.NOT_GIVEN if evaluate is None else "there was no update"
-            why = "skip= leaves it out" if evaluating.EVALUATION in self._skip else why
-            self._found[evaluating.EVALUATION] = not_checked(evaluating.EVALUATION, why)
+            why = SKIPPED if evaluating.EVALUATION in self._answers.skip else why
+            self._answers.leave((evaluating.EVALUATION,), why)
             return
         kept.undo()
         passes.gradients()
-        self.members.together("evaluate(model)", lambda: evaluate(passes.model))
-        left = evaluating.gathered_now(self.members, passes)
+        self._members.together("evaluate(model)", lambda: evaluate(passes.model))
+        left = evaluating.gathered_now(self._members, passes)
         self._stepped(optimizers)
         after = passes.loss()
-        self._ask((evaluating.EVALUATION,), lambda: [evaluating.evaluated(self.members, plain, after, left)])
+        self._answers.ask((evaluating.EVALUATION,), lambda: [evaluating.evaluated(self._members, plain, after, left)])
 
     def _stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
         """Step the optimizers; return why they cannot be stepped, "" if they were."""
@@ -222,26 +218,14 @@ class _Asked:
                     return f"{type(one).__name__} needs a closure, which a check does not have"
             return ""
 
-        own = self.members.together("the optimizer's step", step)
-        return next(filter(None, self.members.gathered(own)), "")
+        own = self._members.together("the optimizer's step", step)
+        return next(filter(None, self._members.gathered(own)), "")
 
     def _agree_on(self, *given: Any) -> None:
         """Raise UsageError on all ranks if they would ask different questions."""
-        told = self.members.gathered(given)
+        told = self._members.gathered(given)
         if any(one != told[0] for one in told):
             raise UsageError("the ranks give different arguments: call check_ranks with the same ones on every rank.")
-
-    def _ask(self, names: Sequence[str], answer: Callable[[], Iterable[Check]]) -> None:
-        if set(names) <= self._skip:
-            self._found |= {name: not_checked(name, "skip= leaves it out") for name in names}
-            return
-        try:
-            answered = list(answer())
-        except RankFailedError as error:
-            answered = [not_checked(name, str(error)) for name in names]
-        for check in answered:
-            left_out = check.name in self._skip
-            self._found[check.name] = not_checked(check.name, "skip= leaves it out") if left_out else check
 
 
 def _several(optimizer: Given, model: nn.Module) -> list[torch.optim.Optimizer]:

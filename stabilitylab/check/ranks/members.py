@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import InputError, StabilityLabError, UsageError, listed
+from ...probes.parameters.ranks import gathered
 from ...probes.parameters.sharing import Share
 from ...probes.parameters.spreading import spread_out
 from ...probes.places.naming import parameters_of
@@ -68,9 +69,7 @@ class Members:
 
     def gathered(self, own: T) -> list[T]:
         """Return the ``own`` of every rank; all ranks must call this."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own)
-        return found
+        return gathered(own)
 
     def gather(self, action: Callable[[], T]) -> list[T]:
         """Return ``action()`` of every rank. If it raises on one, raise RankFailedError on all."""

@@ -183,9 +183,7 @@ class Ranks(Processes):
         return RankShare("metric", name, columns, np.zeros((1, 1), dtype=bool), ended=spoilt)
 
     def gathered(self, own: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own)
-        return found
+        return gathered(own)
 
     def any(self, told: bool, device: torch.device) -> bool:
         number = torch.tensor([float(told)], device=device)
@@ -262,6 +260,13 @@ class Ranks(Processes):
             )
             for share in shares
         ]
+
+
+def gathered(own: T) -> list[T]:
+    """Return the ``own`` of every rank of the default group; all ranks must call this."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def nothing(rule: Rule, rows: int, device: torch.device) -> torch.Tensor:
