@@ -83,7 +83,7 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
     controls = [matched(prints[0], one) for one in prints[2:]]
     places = judged(pairs, controls, made=False)
     told = (
-        f"{', '.join(one.label for one in prints[2:])}: like the first"
+        f"{' and '.join(one.label for one in prints[2:])}, like the first"
         if controls
         else "none was given; the rounding of the dtype stands in"
     )

@@ -77,9 +77,7 @@ def bisect(
         raise UsageError("A and B must be of one kind: two stored runs or files, or two PACKAGE.MODULE:FACTORY.")
     with screen(stderr=True).status(f"comparing {a} and {b}"):
         if all(kinds):
-            if foreign := [
-                name for name, given in (("--control", control or None), ("--step", step)) if given is not None
-            ]:
+            if foreign := [name for name, given in (("--control", control), ("--step", step is not None)) if given]:
                 raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since the models are run.")
             from ..bisect.find import of_sides
             from ..bisect.sides import elsewhere

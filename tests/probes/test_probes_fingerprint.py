@@ -12,8 +12,9 @@ from probe_toys import ListSink, Toy, batch, loss_of, masks, train
 from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Sketch, Watcher
+from stabilitylab.probes import PROBES, Mean, Probe, Sketch, Watcher, probe
 from stabilitylab.probes.parameters.pieces import Parameters
+from stabilitylab.probes.places.sites import layers
 
 K = 16
 TABLES = ("fingerprint", "fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
@@ -331,3 +332,21 @@ def test_what_is_written_between_two_modules_is_seen_though_the_tensor_is_the_sa
             found[place], sketched(seen[name].numpy().reshape(-1, 8), index), rtol=1e-5, atol=1e-5
         )
     assert not np.allclose(found["layers.0:out"], found["layers.1.inner:in"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_probe_may_be_one_for_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PROBES.restored():
+
+        @probe("alone", on="forward", at=layers, unit="1", columns={"value": Mean()})
+        class Alone(Probe):
+            """A number that does not add up over ranks."""
+
+            in_one_process = True
+
+            def measure(self, site: Any, x: Any, y: Tensor, weight: Tensor) -> Tensor:
+                return y.mean(-1)
+
+        Watcher(Toy(), ListSink(), probes="alone").close()
+        monkeypatch.setattr(Parameters, "alone", False)
+        with pytest.raises(UsageError, match="probe 'alone' is taken in a single process"):
+            Watcher(Toy(), ListSink(), probes="alone")

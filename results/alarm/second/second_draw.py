@@ -55,15 +55,16 @@ def announcing(runs: Sequence[SecondRun], by_rule: Mapping[str, Scored], limits:
         at_all.append(Series(name, x, all_of, seeds=events, **look))
         if name == COMBINATION:
             for label, limit in limits.items():
-                place = _point(runs, told, limit)
+                accused, announced_at_all, led_at = _point(runs, told, limit)
                 mark = {"colour": colour, "marker": marker, "kind": "points", "seeds": events}
-                early.append(Series(label, [place[0]], [place[2]], **mark))
-                at_all.append(Series(label, [place[0]], [place[1]], **mark))
-            place = _point(runs, told, limits["loud"])
-            finding = (
-                f"At its loud threshold the combination accuses {100 * place[0]:.0f} % of healthy runs and announces "
-                f"{100 * place[1]:.0f} % of the events, {100 * place[2]:.0f} % of them {LEAD} rows before or earlier."
-            )
+                early.append(Series(label, [accused], [led_at], **mark))
+                at_all.append(Series(label, [accused], [announced_at_all], **mark))
+                if label == "loud":
+                    finding = (
+                        f"At its loud threshold the combination accuses {100 * accused:.0f} % of healthy runs and "
+                        f"announces {100 * announced_at_all:.0f} % of the events, {100 * led_at:.0f} % {LEAD} "
+                        "rows before or earlier."
+                    )
     panels = [
         Panel(
             f"{LEAD} rows before, or earlier",

@@ -186,8 +186,8 @@ class FingerprintGradient(_OfModules):
     Cost: as that of ``fingerprint``, in each backward of a probed row."""
 
     def _unlike(self, site: Site, weight: torch.Tensor) -> str:
-        if site.take == "input":  # elsewhere it is the gradient by way of all modules that take this tensor
-            return "takes a tensor of its own under tensor parallelism"
+        if site.take == "input":  # in one process it is that by way of all modules which take the tensor
+            return "has the gradient by way of one module alone under tensor parallelism"
         return super()._unlike(site, weight)
 
 
