@@ -63,7 +63,7 @@ def test_the_pages_say_what_the_ledgers_say(scripts: dict[str, ModuleType], run:
     helped = " ".join(run("check", "--help")[1].replace("│", " ").split())
     assert "found 23 of 25 published bugs and accused none of 30 correct set-ups" in helped
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "23 of 25 published bugs, 0 of 30 correct set-ups accused" in readme
+    assert "found 23 of 25 published bugs and accused 0 of 30 correct [set-ups]" in readme
 
 
 def test_the_page_lists_every_question_with_its_sources() -> None:
