@@ -10,7 +10,8 @@ condition that the event is about. It was committed before it was tried on any r
 3. **Mild.** Events of mild detectors (a vanishing gradient) are notes in a run that learns, without a failure.
 4. **The edge.** ``beyond_the_edge`` is a note unless the loss rose, or never fell: unless another event says so and is
    a warning or a failure.
-5. **It stands.** A warning stays one if its condition holds in the last rows (``Event.stands``).
+5. **It stands.** A warning stays one if its condition holds in the last rows (``Event.stands``). If healthy runs have
+   this condition too (``Event.usual``), that is so in a run that failed alone.
 6. **The loss.** Else a warning stays one unless the level of the loss reached a new minimum after it.
 """
 
@@ -34,7 +35,7 @@ def weighed(events: Sequence[Event], evidence: Evidence, learns: bool) -> list[E
     """
     aged = [_of_a_short_run(event, evidence) for event in events]
     failed = any(event.severity == "failure" for event in aged)
-    judged = [event if event.kind == EDGE else _judged(event, evidence, learns and not failed) for event in aged]
+    judged = [event if event.kind == EDGE else _judged(event, evidence, learns, failed) for event in aged]
     rose = any(event.kind in ROSE and event.severity != "note" for event in judged)
     return [_of_the_edge(event, rose) if event.kind == EDGE else event for event in judged]
 
@@ -58,13 +59,13 @@ def updates(evidence: Evidence) -> int:
     return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
 
-def _judged(event: Event, evidence: Evidence, learns: bool) -> Event:
+def _judged(event: Event, evidence: Evidence, learns: bool, failed: bool) -> Event:
     if event.severity != "warning" or event.role == "outcome":
         return event
     mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
-    if event.kind in mild and learns:
+    if event.kind in mild and learns and not failed:
         return replace(event, severity="note", consequence="the run learns")
-    if event.stands:
+    if event.stands and (failed or not event.usual):
         return replace(event, consequence=event.consequence or "still so at the last row")
     loss = evidence.loss()
     if loss is None:

@@ -31,6 +31,7 @@ class Event:
     - ``open``: what may still come of a note that lasts to the end, as a clause ("the rank collapse may pass"). A run
       with such a note is not called healthy.
     - ``stands``: the condition of the event holds in the last rows of the run.
+    - ``usual``: healthy runs have this condition too, so that it is trouble only where the loss says so.
     - ``judged_from``: the number of updates from which on it is judged; a shorter run leaves it open.
     - ``advice``: what to do, with its numbers; "" for the advice of its detector.
     - ``consequence``: why the event is a warning or a note, as a clause (:mod:`.consequence`).
@@ -51,6 +52,7 @@ class Event:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     open: str = ""
     stands: bool = False
+    usual: bool = False
     judged_from: int = 0
     advice: str = ""
     consequence: str = ""

@@ -214,6 +214,53 @@ def test_large_attention_logits_are_an_event_of_their_own(tmp_path: Path) -> Non
     assert (event.step, event.place) == (11, layer_rows(2)[1])
 
 
+@pytest.mark.parametrize(
+    ("modules", "since", "severity"),
+    [
+        (2, 16, "warning"),  # of four modules, and in 24 of 40 rows: half of them and three fifths
+        (2, 17, "note"),
+        (1, 0, None),  # spent from the start, in fewer than half
+        (1, 10, "note"),
+        (3, 0, "warning"),
+        (4, 39, None),  # in the last row alone, which does not last
+    ],
+)
+def test_sharp_attention_is_trouble_where_most_modules_had_it_early(
+    tmp_path: Path, modules: int, since: int, severity: str | None
+) -> None:
+    def values(t: int) -> list[list[float]]:
+        return [[0.01 if place < modules and t >= since else 2.0, 3.0] for place in range(4)]
+
+    table = Made(layer_rows(4), ("entropy", "ceiling"), values, STEPS)
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"attention": table}))
+    severities = [event.severity for event in diagnosis.events if event.kind == "attention_collapse"]
+    assert severities == ([] if severity is None else [severity])
+    if severity == "warning":
+        (event,) = (event for event in diagnosis.events if event.kind == "attention_collapse")
+        assert f"so are {modules} of 4 attention modules at the end, and half or more in " in event.evidence
+        assert (event.step, event.usual, event.consequence) == (since, False, "still so at the last row")
+        assert diagnosis.verdict == "warning"
+    else:
+        assert diagnosis.verdict == "healthy"
+
+
+@pytest.mark.parametrize(("loss", "severity"), [("falls", "note"), ("stays", "warning")])
+def test_late_sharp_attention_and_large_logits_are_judged_by_the_loss(
+    tmp_path: Path, loss: str, severity: str
+) -> None:
+    def values(t: int) -> list[list[float]]:
+        return [[2.0, 3.0, 10.0]] * 2 + [[0.1 if t >= 20 else 2.0, 3.0, 120.0 if t >= 20 else 10.0]]
+
+    course = falling(60)
+    losses = course if loss == "falls" else [*course[:20], *[course[19] + 0.2 * (t % 2) for t in range(40)]]
+    table = Made(layer_rows(3), ("entropy", "ceiling", "max_logit"), values, range(60))
+    diagnosis = found(made(tmp_path / "run", {"loss": losses}, {"attention": table}))
+    for kind in ("attention_collapse", "attention_logits"):
+        (event,) = (event for event in diagnosis.events if event.kind == kind)
+        assert (event.step, event.severity, event.usual) == (20, severity, True)
+        assert event.consequence == f"the loss reached {'a' if severity == 'note' else 'no'} new minimum after it"
+
+
 def test_what_the_run_wrote_down_itself_goes_before_what_is_read_from_rows(tmp_path: Path) -> None:
     path = made(tmp_path / "run", {"loss": [1.0, 1.0, math.nan]})
     incident = {

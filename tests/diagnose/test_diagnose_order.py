@@ -241,9 +241,9 @@ def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:
 def test_the_reference_pass_comes_before_the_training_pass_of_its_row(tmp_path: Path) -> None:
     """It depends on theta_t alone; the training pass on the batch too. The tables stand the other way round."""
     tables = {
-        "ln_input": Made(layer_rows(3), ("value",), from_then(1.0, 50.0), STEPS),
+        "ln_input": Made(layer_rows(3), ("value",), lambda t: [[50.0 if t >= 10 else 1.0]] * 3, STEPS),
         "attention": Made(
-            layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS
+            layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= 10 else 2.0, 3.0]] * 3, STEPS
         ),
     }
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, tables))

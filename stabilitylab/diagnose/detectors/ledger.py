@@ -144,14 +144,18 @@ def dtype_change(evidence: Evidence) -> Iterator[Event]:
     reads=READS,
     role="setting",
     explains=("exploding_gradient", "update_jump"),
-    rule="another number of forward passes makes an update than in the probed row before",
+    rule=(
+        "another number of forward passes makes an update than in the probed row before; a note if the loss goes on "
+        "falling, as with a larger batch"
+    ),
     remedy="Accumulate as many micro-batches as before, or divide each loss by their number.",
     names_cause=True,
 )
 def accumulation_change(evidence: Evidence) -> Iterator[Event]:
-    """The number is known in probed rows, so that the change lies after the probed row before."""
+    """The number is known in probed rows, so that the change lies after the probed row before. A larger batch is
+    no trouble by itself: the loss decides."""
     for event in change_events(evidence, "accumulation_change", "change of accumulation", BETWEEN, ("accumulation",)):
-        yield replace(event, after=_probed_before(evidence, event.step))
+        yield replace(event, after=_probed_before(evidence, event.step), usual=True)
 
 
 @detector(
