@@ -245,9 +245,7 @@ def test_sharp_attention_is_trouble_where_most_modules_had_it_early(
 
 
 @pytest.mark.parametrize(("loss", "severity"), [("falls", "note"), ("stays", "warning")])
-def test_late_sharp_attention_and_large_logits_are_judged_by_the_loss(
-    tmp_path: Path, loss: str, severity: str
-) -> None:
+def test_late_sharp_attention_and_large_logits_are_judged_by_the_loss(tmp_path: Path, loss: str, severity: str) -> None:
     def values(t: int) -> list[list[float]]:
         return [[2.0, 3.0, 10.0]] * 2 + [[0.1 if t >= 20 else 2.0, 3.0, 120.0 if t >= 20 else 10.0]]
 
