@@ -209,6 +209,7 @@ def test_an_existing_run_is_never_overwritten(run, tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
     wild = [*FAST, "--set", "train.lr=1e30", "--set", "train.warmup=0", "--steps", "6"]
     code, out, _ = run("probe", *wild, "--json", "-q")
@@ -223,6 +224,7 @@ def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
     assert facts["step"] < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *rest_slow([(signal.SIGTERM, 143)], [])])
 def test_stopping_flushes_and_checkpoints(tmp_path: Path, number: signal.Signals, code: int) -> None:
     steps = ["--depth", "2", "--steps", "100000", "--set", "data.sentences=4", "--every", "1"]

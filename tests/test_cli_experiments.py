@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("forked_runs")
 SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
 
 
+@pytest.mark.slow
 def test_onestep_leaves_a_run_and_prints_rates_by_group(run) -> None:
     code, out, _ = run("onestep", "--arch", "deepnorm", "--depth", "4", "--seed", "3", *SMALL)
     assert code == 0
@@ -102,6 +103,7 @@ def test_bad_usage_is_one_sentence(run, arguments: list[str], sentence: str) -> 
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     for seed in ("3", "4"):
         arguments = ["--arch", "branchnorm", "--depth", "2", "--steps", "3", "--seed", seed, "-q", *SMALL]

@@ -119,6 +119,7 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
             assert scale in home.scales
 
 
+@pytest.mark.slow
 def test_every_run_is_one_that_can_be_trained() -> None:
     for figure, _, runs in everything():
         for each in runs:
@@ -130,6 +131,7 @@ def test_every_run_is_one_that_can_be_trained() -> None:
             assert resolve(each.config.model_dump()) == each.config, f"{where}: its configuration is not resolved"
 
 
+@pytest.mark.slow
 def test_seeds_pair_the_architectures_and_leave_the_pilots_out() -> None:
     for _, _, runs in everything():
         for each in runs:

@@ -16,6 +16,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
         yield {name: load(name) for name in ("make", "mutants", "models", "score")}
 
 
+@pytest.mark.slow
 def test_one_mutant_and_one_clean_pair_are_made_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
     make = scripts["make"]
     for _ in range(2):  # the second goes on where the first ended

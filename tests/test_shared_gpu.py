@@ -43,6 +43,7 @@ def test_two_runs_at_a_time_on_the_cpu(tmp_path: Path) -> None:
     assert all(float(rate) > 0 for _, rate in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False, timeout=120)

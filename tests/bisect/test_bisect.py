@@ -59,6 +59,7 @@ def test_a_fault_below_the_rounding_of_a_precision_is_rounding_there(gpt: GPT) -
     assert found.verdict == "rounding"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", rest_slow([0, 1, 2], {0}))
 def test_clean_pairs_are_not_flagged(seed: int) -> None:
     model = GPT(2, seed)
@@ -83,6 +84,7 @@ def test_clean_pairs_are_not_flagged(seed: int) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", rest_slow(["postln", "preln"], {"postln"}))
 def test_the_reference_model_and_its_faults(arch: str) -> None:
     model = reference_model(2, arch)
@@ -219,6 +221,7 @@ def test_a_batch_that_differs_is_said(gpt: GPT) -> None:
     assert any("different batches" in sentence for sentence in found.sentences())
 
 
+@pytest.mark.slow
 def test_the_answer_is_one_json_object_and_a_picture(gpt: GPT, tmp_path: Any) -> None:
     found = sl.bisect(gpt, faulty(gpt, "sign flipped"), ids(), loss_of)
     assert isinstance(found, Bisection)

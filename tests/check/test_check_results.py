@@ -53,6 +53,7 @@ def test_a_healthy_row_is_what_the_check_says_now(scripts: Any, name: str) -> No
     assert scripts("judge").healthy(entry) == row
 
 
+@pytest.mark.slow
 def test_broken_rows_are_what_the_check_says_now(scripts: Any) -> None:
     """All that need no other library, but for the last digits of what was measured."""
     judge = scripts("judge")

@@ -254,6 +254,7 @@ def test_fp16_is_judged_where_the_model_is_in_it() -> None:
     assert found["fp16 overflow"].place == "encoder 1"
 
 
+@pytest.mark.slow
 def test_the_frame_and_the_dictionary_hold_every_layer() -> None:
     model, inputs = reference_model("deepnorm", 40)
     result = preflight(model, inputs, next_token)

@@ -115,6 +115,7 @@ class Run:
         return dict(zip(names, cells.values.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watched", rest_slow(["it", "before"], ["it"]))
 @pytest.mark.parametrize("how", rest_slow(WAYS, ["method", "blocks"]))
 def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code(how: str, watched: str) -> None:
@@ -143,6 +144,7 @@ def check(how: str, watched: str, backend: str) -> None:
                 assert seen.cells(table, 0)[site] == pytest.approx(values, nan_ok=True, **EXACT), (table, site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 def test_the_held_out_pass_adds_nothing_to_the_next_row(how: str) -> None:
     """It runs module by module, so that the hooks of the training pass are called too."""
@@ -331,6 +333,7 @@ def test_copies_and_pickles_of_a_watched_model_carry_no_hook(tmp_path: Any) -> N
     assert sink.rows[0][2]["activation_grad_norm"].values[row, 0] == pytest.approx(squares**0.5, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_code_that_is_shared_with_an_unwatched_model_of_the_class_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     data, sink, own = batches(), ListSink(), ListSink()
     teacher, student, watched = GPT(), GPT(), type("Watched", (GPT,), {})()

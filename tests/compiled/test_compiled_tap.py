@@ -75,11 +75,13 @@ def check(how: str, backend: str, **options: Any) -> None:
     assert "ln_input" not in sink.row(1)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["method", "blocks"])
 def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code(how: str) -> None:
     check(how, "aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", rest_slow(["reentrant", "not"], ["not"]))
 def test_checkpointed_layers_count_once(recompute: str) -> None:
     check("method", "aot_eager", recompute=recompute)

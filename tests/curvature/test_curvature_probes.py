@@ -161,6 +161,7 @@ def test_the_three_parts_are_those_of_their_own_line_searches(name: str) -> None
 # What a row costs, and what it leaves alone --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_five_forwards_or_products_a_row_once_warm() -> None:
     model, calls = Toy(dropout=0.3), 0
     loss = entries(model, batch(99))
@@ -268,6 +269,7 @@ def test_what_raises_ends_a_table_and_not_training(caplog: pytest.LogCaptureFixt
     assert "Training goes on" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", rest_slow([2, 3], [3]))
 def test_a_resumed_run_writes_the_same_rows(at: int) -> None:
     def run(stop: int | None) -> ListSink:
@@ -477,6 +479,7 @@ def test_a_scaler_that_skips_an_update_leaves_its_row_empty() -> None:
     assert [sink.row(row)[1]["critical_sharpness"].absent.tolist() for row in range(3)] == [[False], [True], [False]]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_looked_at_as_it_was_written() -> None:
     found = []
     for compiled in (False, True):

@@ -15,6 +15,7 @@ QUICK = ["--set", "train.lr=2e-3"]
 TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "depth", "seed"), [("postln", "6", "0"), *rest_slow([("preln", "6", "1")], [])])
 def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> None:
     path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *QUICK, *TINY)[1].strip()

@@ -56,6 +56,7 @@ def layer_frozen(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> Non
         model.layers[LAYER - 1].requires_grad_(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_nan_in_one_weight_is_found_where_it_enters_the_forward_pass(tmp_path: Path, every: int) -> None:
     run = train(tmp_path / "run", fault=nan_in_a_weight, every=every)
@@ -147,6 +148,7 @@ def test_weights_times_1000_show_in_the_norm_behind_them(tmp_path: Path) -> None
     assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")
 
 
+@pytest.mark.slow
 def test_a_layer_frozen_on_the_way_is_a_warning_and_one_frozen_from_the_start_a_note(tmp_path: Path) -> None:
     diagnosis = found(train(tmp_path / "late", fault=layer_frozen))
     event = only(diagnosis, "dead_layer")

@@ -63,11 +63,13 @@ def consistent(now: Run) -> int:
     return max(metrics)
 
 
+@pytest.mark.slow
 def test_every_table_of_a_snapshot_ends_at_one_row(growing: Path) -> None:
     seen = {of_snapshots(consistent, Run.open(growing)) for _ in range(12)}
     assert len(seen) > 3, "the run did not grow"
 
 
+@pytest.mark.slow
 def test_a_growing_run_is_diagnosed(growing: Path) -> None:
     for _ in range(6):
         found = diagnose(Run.open(growing))

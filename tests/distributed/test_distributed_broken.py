@@ -11,6 +11,7 @@ BREAKS = 2
 SPOILT = {"tables": BREAKS, "updates": BREAKS + 1}  # the first row whose norm of all parameters one rank does not have
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "ends"),
     [

@@ -34,6 +34,7 @@ def test_a_run_of_probe_is_replayed_bit_for_bit_without_its_data(run: Any, tmp_p
     assert found["unchecked"] == []
 
 
+@pytest.mark.slow
 def test_a_recorded_probe_run_has_the_numbers_of_an_unrecorded_one(run: Any, tmp_path: Path) -> None:
     run(*PROBE, "--probes", "grad_norm")
     run(*(part for part in PROBE if part not in ("--record", "mine")), "plain", "--probes", "grad_norm")

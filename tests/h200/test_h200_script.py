@@ -47,6 +47,7 @@ def test_what_is_wrong_is_one_sentence_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_measures_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"

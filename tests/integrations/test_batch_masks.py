@@ -43,6 +43,7 @@ def test_what_is_not_a_mask_of_tokens_is_none() -> None:
     assert masks() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "absent", "says"),
     [

@@ -18,6 +18,7 @@ def loss_fn(subject: Any, batch: dict[str, Any]) -> torch.Tensor:
     return subject(**batch).loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_updates_of_the_trainer_are_replayed_bit_for_bit(tmp_path: Path, accumulate: int) -> None:
     settings: dict[str, Any] = {

@@ -149,6 +149,7 @@ def test_a_resumed_training_goes_on_in_the_same_run(tmp_path: Path) -> None:
         assert run.frame(table).equals(whole.frame(table)), table
 
 
+@pytest.mark.slow
 def test_a_resumed_training_without_its_run_starts_one_at_its_step(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
     train(model(), tmp_path, **saving)

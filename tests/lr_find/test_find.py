@@ -90,6 +90,7 @@ def test_every_trial_is_a_run_and_the_answer_is_json(tmp_path: Path) -> None:
     assert found.cost == sum(int(run.metrics["loss"].notna().sum()) for run in runs)
 
 
+@pytest.mark.slow
 def test_a_signal_keeps_what_is_known_and_resume_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     whole = perceptrons(tmp_path / "whole")
     first_rung = 40 * len(whole.losses[40])

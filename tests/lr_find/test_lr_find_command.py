@@ -74,6 +74,7 @@ def mine(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_a_factory_gets_its_three_numbers(mine, tmp_path: Path) -> None:
     code, out, err = mine("mine:ready", "--horizon", "40", "--seeds", "0,1")
     assert code == 0

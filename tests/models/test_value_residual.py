@@ -106,6 +106,7 @@ def test_it_trains(depth, pairs, loss_of) -> None:
     assert model.decoder.layers[1].self_attn.f.value_weights.tolist() != [0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_a_pass_is_one_graph(pairs) -> None:
     model = build_model(arch="preln", depth=6, value_residual="learned", **SIZES)
     with torch.no_grad():

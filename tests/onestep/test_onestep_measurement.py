@@ -64,6 +64,7 @@ def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp
     assert not list(path.glob("journal-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stack", "theorem"), [("encoder", "theorem42"), ("decoder", "theorem42")])
 def test_single_stacks(stack: str, theorem: str, tmp_path: Path) -> None:
     config = changed(config_of("deepnorm", stack), probes={"names": ["default", *CURVATURE]})
@@ -122,6 +123,7 @@ def test_precision_dropout_and_accumulation_of_training_change_nothing_and_a_see
     assert not same(plain, measure(changed(config, train={"seed": 4}), tmp_path, "seed"))
 
 
+@pytest.mark.slow
 def test_what_exists_is_refused(tmp_path: Path) -> None:
     config = config_of("postln")
     path = measure(config, tmp_path, "one")
@@ -143,6 +145,7 @@ def test_data_that_cannot_be_read_leave_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: RunWriter, *args: Any) -> None:
         raise ResourceError("no space is left: free some.")

@@ -78,6 +78,7 @@ def by_hand(subject: Subject, optimizer: str, spectral: bool) -> float:
     return cross * encoder + decoder if both else encoder + decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", rest_slow(POST_LN, ["branchnorm"]))
 def test_theorem_43_of_one_layer_a_side_and_of_more(arch: str) -> None:
     for layers in (ONE, {}):

@@ -55,6 +55,7 @@ def test_at_most_two_operators_a_recorded_activation_number_plus_a_constant(prob
         assert watched - plain <= 2 * numbers + constant
 
 
+@pytest.mark.slow
 def test_each_further_activation_number_of_the_standard_set_costs_at_most_two_operators() -> None:
     extra, numbers = {}, {}
     for layers in (2, 4, 8, 12):

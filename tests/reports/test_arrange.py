@@ -261,6 +261,7 @@ def test_a_tick_without_room_is_a_mark_without_a_word(ticks: list[float], shown:
     assert [*axes.get_xticks()] == ticks
 
 
+@pytest.mark.slow
 def test_a_caption_says_what_is_drawn(tmp_path: Path) -> None:
     low, high = [0.9, 0.9], [1.1, 1.1]
     lines = [a_line("deepnorm", low=low, high=high), replace(a_line("admin"), seeds=2)]

@@ -249,6 +249,7 @@ def test_a_gap_in_the_first_updates_is_no_evidence(tmp_path: Path) -> None:
     assert set(verdicts(tmp_path, "C13", "C18").values()) == {"not testable"}
 
 
+@pytest.mark.slow
 def test_order_of_events(tmp_path: Path) -> None:
     for name, courses in {
         "true": [EXPLODES] * 17,  # Clopper-Pearson's interval of 17 of 17 begins at .805

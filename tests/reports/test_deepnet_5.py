@@ -285,6 +285,7 @@ def test_the_theorem_is_a_bound(tmp_path: Path, bound: Law, expected: str) -> No
     ]
 
 
+@pytest.mark.slow
 def test_deepnets_own_postln_decides(tmp_path: Path) -> None:
     make_steps(tmp_path / "fairseq", {"postln adam.all": power(1.0, 0.05), "postln adam.encoder": power(1.0, 0.0)})
     make_steps(tmp_path / "own", archs=("postln",), settings={"model": {"init": "xavier-1"}})

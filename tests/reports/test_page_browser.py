@@ -360,6 +360,7 @@ def test_names_that_look_like_html_do_nothing(browser: Browser, tmp_path: Path) 
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_printing_draws_everything_at_once(browser: Browser, written: Path) -> None:
     browser.open(written, height=300, everything=False)
     browser.run("for (const each of $$('details.folded')) each.open = true; return 0;")

@@ -452,6 +452,7 @@ def test_a_phone_shows_all_of_it(browser: Browser, three: Path, tmp_path: Path, 
     assert max(found[3]) <= 390
 
 
+@pytest.mark.slow
 def test_on_paper_the_whole_table_stands_and_no_control(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     browser.call("Emulation.setEmulatedMedia", media="print")

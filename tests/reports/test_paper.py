@@ -56,6 +56,7 @@ def test_fonts_are_embedded_and_text_stays_text(tmp_path: Path) -> None:
     assert "gradient norm" in files["svg"].read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_csv_is_what_is_drawn(tmp_path: Path) -> None:
     picture = a_picture()
     data = pd.read_csv(paper.write(picture, tmp_path, "x")["csv"], keep_default_na=False, na_values=[""])
@@ -163,6 +164,7 @@ def test_a_spread_is_the_mean_and_the_range_over_seeds() -> None:
     assert Spread(points={0.0: [2.0]}).series("x").low is None
 
 
+@pytest.mark.slow
 def test_files_are_those_that_savefig_writes(tmp_path: Path) -> None:
     """A figure is printed without a second drawing beforehand, and each format as if it were the only one."""
     z = np.linspace(1.0, 2.0, 600).reshape(20, 30)

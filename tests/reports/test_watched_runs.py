@@ -37,6 +37,7 @@ def three(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_badge_is_what_was_found(tmp_path: Path) -> None:
     page = Document(build(three(tmp_path / "runs"), tmp_path / "out").page)
     badges = [text for _, text in page.classed("span", "badge")]

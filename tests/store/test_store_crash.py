@@ -79,6 +79,7 @@ def second_attempt(path: Path, part: int, step: int) -> None:
         writer._lock.release()
 
 
+@pytest.mark.slow
 def test_a_death_at_any_file_operation_loses_and_doubles_nothing(tmp_path: Path) -> None:
     for operation in range(1000):
         path, done, checkpoints = tmp_path / f"run-{operation}", [], []
@@ -117,6 +118,7 @@ def test_a_run_that_died_before_it_began_can_be_created_again(tmp_path: Path) ->
     assert operation > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [3, 7], ids=["journal", "parts"])
 def test_a_death_while_resuming_leaves_a_run_that_resumes(tmp_path: Path, seen: int) -> None:
     """Journals and parts after the checkpoint (part 2, step 2) move aside one by one, and any may be the last."""

@@ -88,6 +88,7 @@ def read(run: Run, table: str) -> pa.Table | DamagedError:
         return error
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_part_is_never_read_in_silence(closed: Path) -> None:
     chance, run = random.Random(2), Run.open(closed)
     for table in ("metrics", "grad_norm"):

@@ -65,6 +65,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", rest_slow(range(6), range(2)))
 def test_killed_five_times_and_resumed(writers: Writers, tmp_path: Path, chain: int) -> None:
     chance, path, part, step = random.Random(chain), tmp_path / "run", 0, 0

@@ -217,6 +217,7 @@ for path in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_table(tmp_path: Path) -> None:
     paths = [str(ended(tmp_path, name, seed=ord(name)).path) for name in "abcdefgh"]
     file = tmp_path / "ledger.csv"

@@ -48,6 +48,7 @@ def differences(first: Path, second: Path) -> list[str]:
     return different
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "precision"),
     rest_slow(
@@ -73,6 +74,7 @@ def test_single_stacks_too(stack: str, tmp_path: Path) -> None:
     assert differences(kept, again) == []
 
 
+@pytest.mark.slow
 def test_other_dropout_in_the_second_computation_would_be_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def close(eager: Trainer, compiled: Trainer, loss: float = 1e-5, row: float = 1e
         assert float((a - b).detach().abs().max()) < 0.2 * moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, MORE_ARCHS))
 def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_for_bit(
     arch: str, tmp_path: Path

@@ -132,6 +132,7 @@ def test_the_verdict_is_about_all_sentences_and_is_read_as_it_was_given(tmp_path
     assert verdict.trend.evaluations == 8
 
 
+@pytest.mark.slow
 def test_what_the_source_is_worth_is_measured_with_the_held_out_batch(tmp_path: Path) -> None:
     """Sentence by sentence, each alone with the source of the next one."""
     ready = prepared()
@@ -201,6 +202,7 @@ def _recorded_before(path: Path) -> None:
     edit(path / "status.json", document)
 
 
+@pytest.mark.slow
 def test_an_old_run_with_few_evaluations_cannot_be_told(tmp_path: Path) -> None:
     run = trained(tmp_path, "train.evaluations=0", "data.validation=0", "probes.update_every=log")
     _recorded_before(run.path)
@@ -247,6 +249,7 @@ def test_a_constant_encoder_has_no_distances(tmp_path: Path) -> None:
     assert {name: float(value) for name, value in after.items()} == dict.fromkeys(before, 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_before_its_schedule_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """Bit for bit, and its key is that of a run that was never stopped."""
     linear = ("train.schedule=linear", "train.evaluations=10", "probes.update_every=20")

@@ -33,6 +33,7 @@ def test_parameters_are_exact_and_activations_linear(stack: str, arch: str) -> N
     assert found.activations > direct.activations > 0
 
 
+@pytest.mark.slow
 def test_an_estimate_leaves_nothing_in_memory() -> None:
     def tensors() -> int:
         gc.collect()

@@ -177,6 +177,7 @@ def test_the_recipe_leaves_shards_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert type(recipe.adamw(TrainConfig(), parameters)) is torch.optim.AdamW
 
 
+@pytest.mark.slow
 def test_a_whole_run_and_all_its_tables_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["model.T=6", "train.steps=6", "probes.every=1", "probes.update_every=3", "data.sentences=4"]
     prepared = plan(resolve(parse_set([*settings, "probes.names=['default','adam']"]), depth=4))

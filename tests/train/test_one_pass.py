@@ -157,6 +157,7 @@ def close(first: Trainer, second: Trainer, clocks: tuple[str, ...] = ("tokens_pe
     assert first.judging.evaluations == second.judging.evaluations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -37,6 +37,7 @@ def test_what_is_added_is_padding(stack: str) -> None:
     assert aligned(batch, torch.device("cpu")).shapes == batch.shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", rest_slow(["encoder-decoder", "encoder", "decoder"], ["encoder"]))
 def test_a_padded_run_is_the_run(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the tables of every probe, too."""

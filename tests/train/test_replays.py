@@ -97,6 +97,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, MORE_ARCHS))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
@@ -294,6 +295,7 @@ def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
     assert firsts == {True, False}  # the largest came first, or later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", rest_slow(range(3), [0]))
 def test_what_micro_batches_work_in_is_held_once_where_they_are_recorded_apart(seed: int, tmp_path: Path) -> None:
     allocator = Allocator()

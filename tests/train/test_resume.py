@@ -213,6 +213,7 @@ class Dies(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", rest_slow(["checkpoint", "row"], ["row"]))
 def test_a_run_killed_after_its_last_update_is_ended_by_a_resume(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,6 +290,7 @@ def test_a_corrupt_checkpoint_loses_nothing(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(Run.open(run.path).metrics, before)
 
 
+@pytest.mark.slow
 def test_without_a_final_checkpoint_a_run_is_the_same_and_keeps_no_weights(tmp_path: Path) -> None:
     start(prepared(steps=4), tmp_path, "kept", Silent())
     start(prepared("branchnorm", "train.final_checkpoint=false", steps=4), tmp_path, "light", Silent())

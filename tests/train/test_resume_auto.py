@@ -65,6 +65,7 @@ def test_it_starts_and_then_has_nothing_to_do(run: Any, tmp_path: Path) -> None:
     )  # the same run
 
 
+@pytest.mark.slow
 def test_it_goes_on_bit_for_bit(run: Any, tmp_path: Path) -> None:
     assert run(*COMMAND, "--name", "whole", "-q")[0] == 0
     path = broken(tmp_path / "runs")

@@ -63,6 +63,7 @@ def same(first: Trainer, second: Trainer) -> None:
 ON = "train.working_weights=true"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
