@@ -55,3 +55,21 @@ def test_other_depths_have_candidates_of_their_own(
     assert {run[-1] for run in asked} == {36}
     monkeypatch.undo()
     assert script.worth("branchnorm", 100, 160, 3e-4, 36) != script.worth("branchnorm", 100, 160, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "answer"), [("200", "no candidate: the default stays"), ("36", "36 layers: 600 updates at 0.0003")]
+)
+def test_the_answer_is_that_of_the_committed_ledger(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], depth: str, answer: str
+) -> None:
+    """No run is left to be made, and the page says what the six runs of the answer were worth."""
+    monkeypatch.setattr(script, "make", lambda *run: pytest.fail(f"{run} is not in the ledger"))
+    monkeypatch.setattr("sys.argv", ["make.py", "--runs", "nowhere", "--depth", depth])
+    script.main()
+    assert capsys.readouterr().out.splitlines()[-1] == answer
+    page = script.LEDGER.with_name("README.md").read_text(encoding="utf-8")
+    for arch in script.ARCHS:
+        worth = [script.worth(arch, seed, 600, 3e-4, 36) for seed in script.SEEDS]
+        first, second, third = (f"{one:.2f}".removeprefix("0") for one in worth)
+        assert f"{first}, {second} and {third}" in page
