@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ..diagnose.events import Event
 
 ORDER = "The events in order. Mend the first sign first: the later events may be its effects."
-
-MISSING = "not recorded: "
 
 
 @command("diagnose", rank=90)
@@ -62,22 +59,21 @@ def _advice(event: Event, found: Diagnosis) -> str:
     return event.remedy if event.remedy.startswith("Do nothing") else f"If this was not intended: {event.remedy}"
 
 
-def _unchecked(reasons: Mapping[str, str]) -> list[str]:
-    """Return a line on each kind of trouble that was not checked; kinds that one thing would record share a line.
+def _unchecked(found: Diagnosis) -> list[str]:
+    """Return a line on each kind of trouble that was not checked; kinds that one thing would record share a line."""
+    from ..diagnose.events import DETECTORS
 
-    ``reasons``: title -> ``not recorded: COLUMN (WHAT RECORDS IT)``, or another reason.
-    """
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for title, why in reasons.items():
-        missing, _, remedy = why.partition(" (")
-        groups.setdefault(remedy or why, []).append((title, missing.removeprefix(MISSING)))
+    sources = {kind: DETECTORS[kind].reads for kind in found.unrecorded}
+    alone = {kind: next(iter(reads.items())) for kind, reads in sources.items() if len(reads) == 1}
+    groups: dict[str, list[str]] = {}
+    for kind, why in found.unchecked.items():
+        groups.setdefault(alone[kind][1] if kind in alone else why, []).append(kind)
     lines = []
-    for remedy, members in groups.items():
-        titles = ", ".join(title for title, _ in members)
-        if len(members) == 1 or not remedy.endswith(")"):
-            lines.append(f"not checked: {titles}; {reasons[members[0][0]]}")
-        else:
-            lines.append(f"not checked: {titles}; {MISSING}{', '.join(missing for _, missing in members)} ({remedy}")
+    for need, kinds in groups.items():
+        first, *others = kinds
+        names = ", ".join(alone[kind][0] for kind in kinds if kind in alone)
+        why = f"not recorded: {names} ({need})" if others and names else found.unchecked[first]
+        lines.append(f"not checked: {', '.join(DETECTORS[kind].title for kind in kinds)}; {why}")
     return lines
 
 
@@ -117,5 +113,5 @@ def _show(found: Diagnosis) -> None:
         console.print(
             f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
         )
-    for line in _unchecked({DETECTORS[kind].title: why for kind, why in found.unchecked.items()}):
+    for line in _unchecked(found):
         console.print(line, highlight=False, markup=False)

@@ -33,7 +33,8 @@ class Diagnosis:
     """The events of a run in their order, and what could not be checked.
 
     - ``checked``: kind -> the sources that were read.
-    - ``unchecked``: kind -> why it was not checked, and what records its sources.
+    - ``unchecked``: kind -> why it was not checked, and what records its sources; ``unrecorded``: those of these kinds
+      of which no source was recorded.
     - ``open``: why it is not known whether the run trains; "" if it is known. The held-out loss does not decide, or
       the loss was not recorded, or it was recorded in too few rows.
     - ``unmeasured``: what the run was to record and did not -> why.
@@ -57,6 +58,7 @@ class Diagnosis:
     checked: Mapping[str, list[str]]
     unchecked: Mapping[str, str]
     open: str = ""
+    unrecorded: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     headroom: str = ""
     attribution: tuple[Attribution, ...] = ()
@@ -206,11 +208,13 @@ def _diagnosed(run: Run) -> Diagnosis:
     checked: dict[str, list[str]] = {}
     unchecked: dict[str, str] = {}
     events: list[Event] = []
+    unrecorded: list[str] = []
     for kind, detector in DETECTORS.items():
         sources = detector.sources(evidence)
         if not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
+            unrecorded.append(kind)
         elif (counted := detector.rows(evidence))[0] < detector.least_rows:
             rows, recorded = counted
             which = f"{rows} rows" if rows == recorded else f"{rows} converged rows of {recorded}"
@@ -228,7 +232,7 @@ def _diagnosed(run: Run) -> Diagnosis:
     cause = explain(found)
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
-        *(tuple(found), cause, checked, unchecked, open_, unmeasured(run), headroom(evidence)),
+        *(tuple(found), cause, checked, unchecked, open_, tuple(unrecorded), unmeasured(run), headroom(evidence)),
         attribution=attribution(evidence, *(event.step for event in cause.together[:1])),
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
