@@ -60,6 +60,7 @@ def arms() -> list[str]:
         for arm in protocol.arms(layers):
             found = t_interval(losses(arm, layers).values())
             own = data[(data["label"] == arm) & (data["layers"] == 2 * layers) & (data["steps"] == protocol.UPDATES)]
+            own = own[own["lr"] == protocol.chosen(arm, layers)]
             rate = f"{protocol.chosen(arm, layers):g}"
             ends = interval(found.low, found.high, ".3f")
             rows.append((title(arm), layers, rate, number(found.mean, ".3f"), ends, found.n, states(own)))
