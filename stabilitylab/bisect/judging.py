@@ -1,5 +1,4 @@
-"""The rules of a bisection: the errors of places, the part that the control or the input explains, and the first place.
-"""
+"""The rules of a bisection: the errors of places, the part that control or input explains, and the first place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The function ``stabilitylab.lr_find``, which finds the best and the largest safe learning rate of a model by trials.
-"""
+"""The function ``stabilitylab.lr_find``: the best and the largest safe learning rate of a model, found by trials."""
 
 from __future__ import annotations
 

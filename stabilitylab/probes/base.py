@@ -1,5 +1,4 @@
-"""The base classes of probes: ``measure`` returns numbers per place, and rules turn them into the columns of a table.
-"""
+"""The base classes of probes: ``measure`` returns numbers per place, and rules turn them into a table's columns."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Sketch:
         return {f"s{number}": Sum() for number in range(self.k)}
 
     def signs(self, index: torch.Tensor, stream: int) -> torch.Tensor:  # (n,) int64 -> (n, k) float64
-        """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in the sequence of a ``stream``.
+        """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in a ``stream``'s own sequence.
         """
         mixed = (index + ((stream << 60) + 1)) * GOLDEN
         mixed = (mixed ^ _shifted(mixed, 30)) * FIRST

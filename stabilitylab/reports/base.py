@@ -1,5 +1,4 @@
-"""Figures: they turn runs into panels. Panels are data; ``paper`` prints them, and ``screen`` makes them interactive.
-"""
+"""Figures: they turn runs into panels. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
 
 from __future__ import annotations
 

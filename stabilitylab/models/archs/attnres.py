@@ -1,5 +1,4 @@
-"""AttnRes: the input of each sub-layer is an attention over the outputs of all sub-layers below, instead of their sum.
-"""
+"""AttnRes: the input of each sub-layer is an attention over the outputs of all sub-layers below, not their sum."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ class BranchNorm(PostLN):
     scheduled = True
 
     class Options(ArchOptions):
-        """The options of alpha's schedule. Each has an alias in ``model.`` (``model.T``), under which runs record it.
-        """
+        """The options of alpha's schedule. Each has an alias in ``model.`` (``model.T``), which runs record."""
 
         T: int = Field(default=4000, ge=1, le=MOST)  # updates until alpha reaches 1
         growth: Literal["linear", "exp", "sigmoid"] = "linear"
