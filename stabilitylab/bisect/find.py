@@ -42,7 +42,7 @@ def bisect(
     Both models run forward and backward once, in evaluation mode and with the random states of ``seed``. Neither model
     is changed.
 
-    - ``a``, ``b``: modules, or functions that make one; of these, only one model exists at a time.
+    - ``a``, ``b``: modules, or functions that make one. With functions, only one model exists at a time.
     - ``loss_fn(model, batch)``: returns the loss. Give a pair of functions if the two models are called differently.
     - ``b_batch``: the batch for ``b``, if it needs another layout of the same data.
     - ``maps``: rules 'REGEX=REPLACEMENT' that turn names of ``b`` into names of ``a``.

@@ -57,7 +57,7 @@ class PlaceGap:
     @property
     def blamed(self) -> str:
         """The module in which the difference at this place arises: the place's own module, or the module around it if
-        the place is an input. "" is the model itself."""
+        data enter the module at this place. "" is the model itself."""
         return self.module.rpartition(".")[0] if self.enters else self.module
 
     @property

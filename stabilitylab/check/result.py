@@ -132,7 +132,7 @@ class Preflight:
         return next(iter(self.findings), None)
 
     def frame(self) -> pd.DataFrame:
-        """Return one row a layer: stack_name, layer, site and the numbers."""
+        """Return a data frame with one row per layer: stack_name, layer, site and the numbers."""
         from ..store.frame import Frame  # here, since pandas takes its time
 
         return Frame(self._rows()).rename(columns={"stack": "stack_name"})
@@ -156,7 +156,8 @@ class Preflight:
         return self.text()
 
     def text(self, every: bool = False) -> str:
-        """Return the table (all layers, or the ends of a long stack and layers with a finding) and the findings."""
+        """Return the table and the findings as text. ``every``: True for all layers; otherwise a long stack is shown by
+        its ends and its layers with a finding."""
         known = [name for name in COLUMNS if any(math.isfinite(one[name]) for one in self.layers)]
         lines = [["layer", *(COLUMNS[name] for name in known)]]
         gap = False

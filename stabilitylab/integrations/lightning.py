@@ -30,7 +30,7 @@ class LightningCallback(Callback):
     >>> trainer.fit(module, loader)
 
     Row t is update t. ``loss`` is the loss as it was backpropagated, summed over ``accumulate_grad_batches`` (so it is
-    their mean). ``lr`` is the learning rate. Gradients are those of the whole batch, unscaled and *before*
+    their mean). ``lr`` is the learning rate. Gradients are those of the whole batch, unscaled and before
     ``gradient_clip_val`` clips them, since Lightning calls ``on_before_optimizer_step`` between the two. Validation
     leaves no trace.
 

@@ -33,7 +33,7 @@ class HuggingFaceCallback(TrainerCallback):
     >>> trainer.train()
 
     Row t is update t. ``loss`` is the loss as it was backpropagated, the mean of its micro-batches. ``lr`` is the
-    learning rate. Gradients are those of the whole batch, unscaled, and *before* ``max_grad_norm`` clips them (the
+    learning rate. Gradients are those of the whole batch, unscaled, and before ``max_grad_norm`` clips them (the
     Trainer clips before it calls its callbacks). Evaluation and generation within training leave no trace.
 
     - ``mask``: "auto" reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from the

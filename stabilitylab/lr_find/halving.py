@@ -97,7 +97,7 @@ class RatePlan:
 
     @property
     def tried_warmups(self) -> tuple[int, ...]:
-        """The warm-ups below the planned one that are tried, the least first."""
+        """The warm-ups below the planned one that are tried, in ascending order."""
         return () if not self.warmup else tuple(sorted({own for own in self.warmups if 0 <= own < self.warmup}))
 
     def tolerance(self, start: float, best: float) -> float:

@@ -22,7 +22,7 @@ class ScaledRates:
     """The answers of searches at several widths, and the exponent of the best rate: rate = c * width^exponent.
 
     The interval of the exponent contains every least-squares slope that is possible if each best rate lies anywhere in
-    its own interval. Half its width is sum_i ``|w_i|`` h_i, where w_i are the weights of the slope and h_i is half the
+    its own interval. Half its width is sum_i |w_i| h_i, where w_i are the weights of the slope and h_i is half the
     width of an interval in log(rate). ``exponent`` is None if fewer than two widths have a best rate.
     """
 

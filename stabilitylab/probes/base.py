@@ -95,8 +95,8 @@ class Probe:
         return numbers.amax(0)
 
     def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """Return the numbers that ``measure`` makes from ``y`` alone, for several values of one shape at once: ``(n,
-        *tokens)`` or ``(n,)``."""
+        """Return the numbers that ``measure`` makes from ``y`` alone, for several values of one shape at once: (n,
+        *tokens) or (n,)."""
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:

@@ -16,8 +16,8 @@ class Rule:
     additive float64 numbers per row.
 
     ``of`` names the raw number that the column reads (by default the column's own name). Raw numbers are per token, in
-    the shape of ``weight``, or 0-dim. ``add`` gets the numbers of several rows stacked, ``(n, *tokens)`` or ``(n,)``,
-    with ``weight`` of shape ``(*tokens)``.
+    the shape of ``weight``, or 0-dim. ``add`` gets the numbers of several rows stacked, (n, *tokens) or (n,), with
+    ``weight`` of shape (*tokens).
     """
 
     of: str = ""
@@ -194,8 +194,7 @@ class Sketch:
         return {f"s{number}": Sum() for number in range(self.k)}
 
     def signs(self, index: torch.Tensor, stream: int) -> torch.Tensor:  # (n,) int64 -> (n, k) float64
-        """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in a ``stream``'s own sequence.
-        """
+        """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in a ``stream``'s sequence."""
         mixed = (index + ((stream << 60) + 1)) * GOLDEN
         mixed = (mixed ^ _shifted(mixed, 30)) * FIRST
         mixed = (mixed ^ _shifted(mixed, 27)) * SECOND

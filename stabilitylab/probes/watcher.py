@@ -349,8 +349,9 @@ class Watcher:
 
     @contextmanager
     def recording(self) -> Iterator[Template]:
-        """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
-        it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
+        """Record the device work of an update inside this context instead of doing it: forward, backward, ``step``,
+        optimizer, :meth:`Template.pack`. ``step`` then computes a row like the coming one; it neither sends nor ends a
+        row."""
         self._check_open()
         watched, pending = self._watched, self._row
         self._row, self._template = None, Template(self.t, self._watched.parameters.device)
@@ -366,15 +367,16 @@ class Watcher:
             self._begin_row()
 
     def end_pass(self, more: bool) -> None:
-        """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
-        ``step``, which otherwise do."""
+        """Add up the numbers of a micro-batch that is recorded separately, from the next micro-batches (``more``) and
+        from ``step``, which otherwise add them up."""
         self._training.end_pass(more)
 
     def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
-        """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
+        """Make row t by calling ``run``, which replays the update that was recorded with ``template``. This replaces
+        ``step`` and the whole update around it. Returns the metrics of the row.
 
-        The reference pass comes first, since the optimizer's step is in the replay; the row before is read last, while
-        the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
+        The reference pass comes first, since the optimizer's step is part of the replay. The previous row is read last,
+        while the device is busy with this one. Add metrics that the host knows with :meth:`note`.
         """
         self._check_open()
         with self._timed():
