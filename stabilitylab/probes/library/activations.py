@@ -24,10 +24,10 @@ EPS = 0.01  # of a token's rms, under which an activation counts as off
     log=True,
 )
 class LNInput(Probe):
-    """The size of each norm's input: E_t ||x_t||_2, the mean over real tokens (in Post-LN x = s x + alpha F), and
-    ``p99``, the 99th percentile of ||x_t||_2 over tokens. In models that name these parts, three more columns:
-    ``branch`` E ||F||, ``scaled_branch`` E ||alpha F|| (the branch as it is added) and ``shortcut`` E ||s x||. DeepNet,
-    Figs. 4b and 4c."""
+    """The size of each norm's input. ``value``: E_t ||x_t||_2, the mean over real tokens (in Post-LN, s x + alpha F
+    enters the norm). ``p99``: the 99th percentile of ||x_t||_2 over tokens. Models that name these parts have three
+    more columns: ``branch`` E ||F||, ``scaled_branch`` E ||alpha F|| (the branch as it is added) and ``shortcut`` E ||s
+    x||. DeepNet, Figs. 4b and 4c."""
 
     taps = TAPS
     together = True

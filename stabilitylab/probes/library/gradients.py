@@ -25,9 +25,9 @@ from ..rules import Norm, Total
 )
 class GradNorm(ParameterProbe):
     """The gradient norm ||dE/dtheta||_2 of each sub-layer, its norm and omega included (``value``), and of four groups
-    of its parameters: the weights of v, out and FFN (``vo_ffn``), the weights of q and k (``qk``), biases, and the
-    gains and biases of norms. Gradients are taken before clipping and after unscaling, for the loss E as the caller
-    normalised it. DeepNet, Figs. 3, 4d.
+    of its parameters: the weights of v, out and FFN (``vo_ffn``), the weights of q and k (``qk``), biases (``bias``),
+    and the gains and biases of norms (``ln``). Gradients are taken before clipping and after unscaling, for the loss E
+    as the caller normalised it. DeepNet, Figs. 3, 4d.
 
     If a model does not name the roles of its parameters, ``vo_ffn`` is missing, and ``qk`` is there only where queries
     and keys can be told from the rest. Look for an attention whose qk is far below its value: its attention is uniform,
