@@ -1,4 +1,4 @@
-"""``stabilitylab.watch``: the probes on any model, in any loop, written to a run directory."""
+"""The function ``stabilitylab.watch``, which writes the probes of any model in any loop to a run directory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ log = logging.getLogger("stabilitylab")
 
 
 class WatchKeywords(TypedDict, total=False):
-    """The options of :func:`watch` that a callback of a trainer takes too. The trainer gives the others: the optimizer,
-    the scaler, how ranks share the model, and where a run goes on."""
+    """The options of :func:`watch` that a callback of a trainer also takes. The trainer gives the other options: the
+    optimizer, the scaler, the layout of the model on ranks, and the state to resume from."""
 
     probes: Names
     every: Cadence
@@ -69,8 +69,8 @@ class WatchKeywords(TypedDict, total=False):
 
 
 class RunWatcher(Watcher):
-    """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and records how the run
-    ended."""
+    """A :class:`~stabilitylab.probes.Watcher` with a run directory of its own, ``run.path``. It also records how the
+    run ended."""
 
     def __init__(
         self, model: nn.Module, run: RunWriter | AbsentRun, options: WatchOptions, sink: Sink | None = None
@@ -82,8 +82,8 @@ class RunWatcher(Watcher):
 
     @property
     def alarm(self) -> Alarm | None:
-        """Return the alarm that reads each row, with its alerts so far (``.alerts``); None without one, and on other
-        ranks."""
+        """The alarm that reads each row, with its alerts so far (``.alerts``). None without an alarm, and on ranks
+        other than the first."""
         return self.sink.alarm if isinstance(self.sink, AlarmSink) else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,10 +168,10 @@ class RunWatcher(Watcher):
 
 
 def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[str, str] | None = None) -> Sites:
-    """Return the places of ``model`` that probes read, found by structure; ``print`` shows them as a table.
+    """Return the places of ``model`` that probes read. They are found by structure; ``print`` shows them as a table.
 
-    ``output_site`` and ``sites`` are those of :func:`watch`: the printed places are those that will be watched. Raises
-    UsageError for a name that matches no module.
+    ``output_site`` and ``sites`` are those of :func:`watch`: the result has the places that ``watch`` would read.
+    Raises UsageError for a name that matches no module.
 
     >>> print(sites(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)))  # doctest: +SKIP
     """
@@ -206,23 +206,29 @@ def watch(
     record: Record = None,
     strict: bool = False,
 ) -> RunWatcher:
-    """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
+    """Watch ``model`` and record it in the new run directory ``out``. The result is a context manager for the training
+    loop.
 
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
-    ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: rows of the reference pass (``every`` if
-    not given), a number or "log". ``reference``: a function that runs the model on a fixed batch. By default the first
-    training batch is kept as the reference, at rows "log" if ``update_every`` is not given; None: no reference pass.
-    ``config``: any facts that you want to find again in the run. The other arguments are those of
-    :class:`stabilitylab.probes.Watcher`.
+    ``optimizer.step``.
 
-    ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate gets aggregates of each row too
-    (:mod:`stabilitylab.trackers`). ``alarm``: True, the name of a set of rules ("combination"), the file of an alarm
-    that your own healthy runs calibrated ("mine.json"), or an :class:`stabilitylab.alarm.Alarm`. It checks each row for
-    signs of a failure; its alerts go to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its
-    error rates). ``resume``: the result of ``.checkpoint()``; the run in ``out`` goes on from there. Raises UsageError
-    if ``out`` exists or a named probe finds no site.
+    - ``every``: the rows of the training pass, a number of updates or "log". ``update_every``: the rows of the
+      reference pass; by default those of ``every``.
+    - ``reference``: a function that runs the model on a fixed batch. By default the first training batch is kept as the
+      reference, at rows "log" unless ``update_every`` is given. None: no reference pass.
+    - ``config``: any facts that you want to find again in the run.
+    - ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate. It also gets aggregates of each row
+      (:mod:`stabilitylab.trackers`).
+    - ``alarm``: True, the name of a set of rules ("combination"), the file of an alarm that your own healthy runs
+      calibrated ("mine.json"), or a :class:`stabilitylab.alarm.Alarm`. The alarm checks each row for signs of a
+      failure. Its alerts go to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error
+      rates).
+    - ``resume``: the result of ``.checkpoint()``. The run in ``out`` goes on from there.
 
-    Under torchrun call it on every rank, with the model of that rank; rank 0 makes and writes ``out``.
+    The other arguments are those of :class:`stabilitylab.probes.Watcher`. Raises UsageError if ``out`` exists or a
+    named probe finds no site.
+
+    Under torchrun, call it on every rank, with the model of that rank. Rank 0 creates and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
     ...     for batch in loader:

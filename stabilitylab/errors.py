@@ -9,7 +9,7 @@ __all__ = ["DamagedError", "DivergedError", "InputError", "ResourceError", "Stab
 
 
 class StabilityLabError(Exception):
-    """Base of every error that the command line prints as one sentence (exit code 1)."""
+    """The base class of all errors that the command line prints as one sentence (exit code 1)."""
 
     exit_code = 1
 
@@ -34,25 +34,26 @@ def in_words(error: Exception) -> str:
 
 
 class UsageError(StabilityLabError):
-    """A wrong argument, name or configuration value (exit code 2)."""
+    """An error in an argument, a name or a configuration value (exit code 2)."""
 
     exit_code = 2
 
 
 class DivergedError(StabilityLabError):
-    """The run diverged and ``--fail-on-divergence`` was given (exit code 3)."""
+    """The error of a run that diverged under ``--fail-on-divergence`` (exit code 3)."""
 
     exit_code = 3
 
 
 class InputError(StabilityLabError):
-    """Input, data, a run or a checkpoint is missing or cannot be read (exit code 4)."""
+    """The error of input, data, a run or a checkpoint that is missing or cannot be read (exit code 4)."""
 
     exit_code = 4
 
 
 class DamagedError(InputError):
-    """A file of the run at ``run`` is not what was written (exit code 4); other runs are not affected."""
+    """The error of a damaged run: a file of the run at ``run`` is not what was written (exit code 4). Other runs are
+    not affected."""
 
     def __init__(self, message: str, run: Path) -> None:
         super().__init__(bounded(message, 600))  # the message may quote anything
@@ -63,6 +64,7 @@ class DamagedError(InputError):
 
 
 class ResourceError(StabilityLabError):
-    """The environment lacks something: CUDA, an optional package, disk space, write access (exit code 5)."""
+    """The error of an environment that lacks something: CUDA, an optional package, disk space, write access (exit code
+    5)."""
 
     exit_code = 5

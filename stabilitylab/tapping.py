@@ -10,12 +10,12 @@ _shown: Callable[[Any, str, Any, str], Any] | None = None  # set by the first wa
 
 
 def tap(value: T, name: str, owner: Any = None, *, kind: str = "stream") -> T:
-    """Return ``value`` unchanged, and make it a place that probes see.
+    """Return ``value`` unchanged, and make it a place that probes read.
 
-    Use it where a model has no module with this value as input or output (functional norms, parameters in the block),
-    and go on with the returned value. The place is called ``name``, inside the module ``owner``. Without ``owner`` the
-    innermost running module is taken, which compiled code does not show: write ``tap(x, "norm1", self)`` there.
-    ``kind`` names the tables that read the value:
+    Use it for a value that is neither the input nor the output of a module (functional norms, parameters in the block),
+    and go on with the returned value. The place is called ``name``, inside the module ``owner``. Without ``owner`` it
+    is inside the innermost running module. Compiled code does not show which module runs, so write ``tap(x, "norm1",
+    self)`` there. ``kind`` decides which tables read the value:
 
     - "stream": the residual stream, or the output of a sub-layer or a layer (residual_norm, activation_grad_norm,
       outliers)
@@ -23,8 +23,8 @@ def tap(value: T, name: str, owner: Any = None, *, kind: str = "stream") -> T:
     - "activations": the input of the second linear of a feed-forward block (activation_sparsity, outliers)
     - "outputs": the output of a stack, F (model_update, output_norm)
 
-    A tap costs nothing without a watcher. Places are known from the first row on; one that first appears later is named
-    in a warning and not recorded.
+    A tap costs nothing without a watcher. Places are known from the first row on. A place that first appears later is
+    named in a warning and not recorded.
     """
     return value if _shown is None else _shown(value, name, owner, kind)
 

@@ -168,20 +168,23 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a run of ``steps`` updates.
 
-    ``evaluations``: the held-out batch in the course of the run, ``baseline`` on that batch; ``validation``: the last
-    evaluation on the validation set, its baseline and its sentences; ``source_worth``: by how much the loss grows with
-    another sentence's source [nats/token], of an encoder-decoder. With the gap between the loss and the baseline (of
-    the validation set if there is one), and the :func:`trend` of the course:
+    - ``evaluations``: those of the held-out batch during the run. ``baseline``: the unigram baseline on that batch.
+    - ``validation``: the last evaluation on the validation set, its baseline, and the number of its sentences.
+    - ``source_worth``: for an encoder-decoder, the increase of the loss with another sentence's source [nats/token].
+    - ``non_finite``: a step, and what was not finite in training.
 
-    - ``diverged``: ``non_finite`` (a step and what was not finite in training) or :func:`divergence`;
-    - ``ignores its source``: gap < -0.05 nats, and ``source_worth`` below .1: a language model, and no translator;
+    The verdict follows from the gap between loss and baseline (on the validation set if there is one) and from the
+    :func:`trend` of the held-out loss:
+
+    - ``diverged``: there is ``non_finite`` or a :func:`divergence`;
+    - ``ignores its source``: gap < -0.05 nats, and ``source_worth`` below .1: a language model, not a translator;
     - ``trained``: gap < -0.25 nats; ``learning``: gap < -0.05 nats;
-    - otherwise, at or above the baseline: ``stuck`` where the interval of the fall lies below ``MATERIAL``,
-      ``descending`` where it lies above 0 and the fall itself is not below ``MATERIAL`` (too early to say), and
-      ``cannot tell`` where it does neither, with fewer than 8 evaluations, and instead of ``stuck`` after fewer than
+    - otherwise the loss is at or above the baseline. ``stuck``: the interval of the fall lies below ``MATERIAL``.
+      ``descending``: the interval lies above 0, and the fall itself is not below ``MATERIAL`` (too early to say).
+      ``cannot tell``: neither holds, or there are fewer than 8 evaluations; it also replaces ``stuck`` after fewer than
       ``TOO_EARLY`` updates.
 
-    Raises ValueError where there is no evaluation at all.
+    Raises ValueError if there is no evaluation at all.
     """
     if not evaluations:
         raise ValueError("a run without an evaluation has no state")

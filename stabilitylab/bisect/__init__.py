@@ -1,4 +1,4 @@
-"""The first sub-layer where two models, runs, precisions or devices part; calling the package is
+"""The search for the first sub-layer where two models, runs, precisions or devices differ. Calling the package calls
 :func:`.find.bisect`."""
 
 from __future__ import annotations

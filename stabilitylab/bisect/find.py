@@ -1,4 +1,4 @@
-"""``stabilitylab.bisect``: the first sub-layer where two models, or two stored rows, part."""
+"""The function ``stabilitylab.bisect``, which finds the first sub-layer where two models or two stored rows differ."""
 
 from __future__ import annotations
 
@@ -37,17 +37,24 @@ def bisect(
     feed: bool = True,
     seed: int = 0,
 ) -> Bisection:
-    """Find the first sub-layer where model ``b`` computes something else than model ``a`` on one batch.
+    """Find the first sub-layer in which model ``b`` computes something other than model ``a`` on one batch.
 
-    Both run forward and backward once, in evaluation mode and with the random states of ``seed``; nothing of them is
-    changed. ``a``, ``b``: modules, or functions that make one, of which one exists at a time. ``loss_fn(model, batch)``
-    returns the loss; a pair of functions is for models that are called differently, and ``b_batch`` for another layout
-    of the same batch. ``mask``: which tokens are real, as in :func:`stabilitylab.watch`.
+    Both models run forward and backward once, in evaluation mode and with the random states of ``seed``. Neither model
+    is changed.
 
-    The control is ``a`` with the roundings of the coarser dtype drawn anew, ``controls`` times. A place counts if its
-    added error, sqrt(max(0, e_out^2 - (g e_in)^2)) with g the gain c_out / c_in of the control, is above ``limit``
-    times the control. ``feed``: confirm it by feeding each module of ``b`` what enters the same module of ``a``, which
-    keeps the values of all sub-layers on the host. ``maps``: 'REGEX=REPLACEMENT', from names of ``b`` to ``a``'s.
+    - ``a``, ``b``: modules, or functions that make one. With functions, only one model exists at a time.
+    - ``loss_fn(model, batch)``: returns the loss. Give a pair of functions if the two models are called differently.
+    - ``b_batch``: the batch for ``b``, if it needs another layout of the same data.
+    - ``maps``: rules 'REGEX=REPLACEMENT' that turn names of ``b`` into names of ``a``.
+    - ``limit``: a place counts as different if its added error is above ``limit`` times the control.
+    - ``controls``: the number of control runs.
+    - ``mask``: True on real tokens, as in :func:`stabilitylab.watch`.
+    - ``feed``: True to confirm the place by feeding each module of ``b`` with the input of the same module of ``a``.
+      This keeps the values of all sub-layers on the host.
+
+    The control is ``a`` with the roundings of the coarser dtype drawn anew. The added error of a place is sqrt(max(0,
+    e_out^2 - (g e_in)^2)), where e_in and e_out are the errors at the input and the output of its module, and the gain
+    g = c_out / c_in comes from the control.
 
     Raises UsageError if the models have no place in common, InputError if ``loss_fn`` fails.
 

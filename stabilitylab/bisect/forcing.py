@@ -1,4 +1,4 @@
-"""Teacher forcing: each module of the second model is fed what enters the same module of the first."""
+"""Teacher forcing: each module of the second model gets the input of the same module of the first."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from .model_pass import LossFunction, comparable, loss_of
 
 @dataclass
 class Values:
-    """The values that enter and leave modules of a model in one forward, on the host: by place (NAME:in, NAME:out)."""
+    """The inputs and outputs of modules in one forward pass, on the host, by place (NAME:in, NAME:out)."""
 
     held: dict[str, Tensor] = field(default_factory=dict)
 
 
 def values_of(model: nn.Module, batch: Any, loss_fn: LossFunction, places: Sequence[str], seed: int = 0) -> Values:
-    """Return the values at ``places`` in one forward, in evaluation mode."""
+    """Return the values at ``places`` (NAME:in, NAME:out) in one forward pass, in evaluation mode and with the random
+    states of ``seed``."""
     kept = Values()
     with comparable(model, seed), _watched(model, places, kept, {}):
         loss_of(model, batch, loss_fn)
@@ -39,11 +40,11 @@ def forced(
     given: Values,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return the relative error of each place if every module is fed what entered it in the first model.
+    """Return the relative error of each place if every module gets the input that it had in the first model.
 
-    ``places``: names in the first model -> names in this one. The error at an input is that of the value before it is
-    replaced: it arises outside of modules that are places, from values that the replaced ones yield. NaN if this model
-    has no value of that shape.
+    ``places``: names in the first model -> names in this one. At an input, the error is that of the value before it is
+    replaced: it arises outside of modules that are places, from values that the replaced ones return. NaN if this
+    model's value has another shape.
     """
     inputs = {other: given.held[own] for own, other in places.items() if own.endswith(":in") and own in given.held}
     kept = Values()

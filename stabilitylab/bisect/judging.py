@@ -1,4 +1,4 @@
-"""The rules: how far apart places are, what the control and their inputs explain, and which place is the first."""
+"""The rules of a bisection: the errors of places, the part that control or input explains, and the first place."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ NO_SIGNAL = 1e-4  # of the largest gradient of a layer: a smaller one is the rou
 
 @dataclass(frozen=True)
 class PlaceGap:
-    """A place of both sides. ``error``: the relative difference, ``standard_error`` of its estimate; ``control``: that
-    of the control; ``inherited``: the part of the error that what enters the module explains; ``added``:
-    sqrt(max(0, error^2 - inherited^2)); ``factor``: ``added`` over the control; ``judged``: False where the two sides
-    cannot be compared."""
+    """The difference of two sides at one place.
+
+    ``error``: the relative difference, with the ``standard_error`` of its estimate. ``control``: the relative
+    difference in the control. ``inherited``: the part of the error that comes from the input of the module. ``added``:
+    sqrt(max(0, error^2 - inherited^2)). ``factor``: ``added`` / ``control``. ``judged``: False if the two sides cannot
+    be compared here. ``name`` and ``other``: the place's name in the first and in the second side.
+    """
 
     phase: str
     name: str  # in the first
@@ -53,13 +56,14 @@ class PlaceGap:
 
     @property
     def blamed(self) -> str:
-        """The module in which the difference of this place arises: its own, or, where data enter it, the module around
-        it. "" is the model itself."""
+        """The module in which the difference at this place arises: the place's own module, or the module around it if
+        data enter the module at this place. "" is the model itself."""
         return self.module.rpartition(".")[0] if self.enters else self.module
 
     @property
     def enters(self) -> bool:
-        """True where data enter a module in this pass, so that what is wrong here happened outside of it."""
+        """True if the place is where data enter a module in this pass, so that an error here arose outside of the
+        module."""
         return self.name.endswith(":out" if self.phase == "backward" else ":in")
 
 

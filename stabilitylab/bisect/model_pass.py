@@ -39,8 +39,9 @@ class _Row:
 
 @contextmanager
 def comparable(model: nn.Module, seed: int) -> Iterator[None]:
-    """The state in which two models can be compared: evaluation mode, except for the flag of the model itself, which a
-    watcher asks for; random states of ``seed``; no gradients before. All of it is restored."""
+    """Put a model into the state in which two models can be compared, and restore everything afterwards. The state is:
+    evaluation mode, except for the flag of the model itself, which a watcher reads; the random states of ``seed``; and
+    no gradients."""
     training = {module: module.training for module in model.modules()}
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     with random_states_kept(model):
@@ -64,8 +65,11 @@ def comparable(model: nn.Module, seed: int) -> Iterator[None]:
 def fingerprint_of(
     model: nn.Module, batch: Any, loss_fn: LossFunction, label: str, *, mask: Mask | None = None, seed: int = 0
 ) -> Fingerprint:
-    """Return the fingerprint of one forward and backward, in evaluation mode; ``batch`` of its facts is a digest of the
-    batch. Raises InputError if ``loss_fn`` fails, UsageError if the model has no layers."""
+    """Return the fingerprint of one forward and backward pass, in evaluation mode and with the random states of
+    ``seed``. Its facts contain a digest of the batch as ``batch``.
+
+    Raises InputError if ``loss_fn`` fails, UsageError if the model has no layers.
+    """
     row = _Row()
     with comparable(model, seed):
         watcher = Watcher(model, row, probes="fingerprint", every=1, reference=None, mask=mask, strict=True)

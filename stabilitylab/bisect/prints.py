@@ -29,8 +29,8 @@ HOW = "record it with probes='default,fingerprint' (on the command line --probes
 
 @dataclass(frozen=True)
 class PlacePrint:
-    """The sums of one place, (k,). ``order``: the number of its call in the pass; ``ulp``: the spacing of its dtype at
-    1; ``norm``: the norm of its value; ``absent``: True if it has no value, as a parameter without a gradient."""
+    """The sums of one place, (k,). ``order``: the number of its call in the pass. ``ulp``: the spacing of its dtype at
+    1. ``norm``: the norm of its value. ``absent``: True if it has no value, such as a parameter without a gradient."""
 
     name: str
     order: float

@@ -1,4 +1,4 @@
-"""The answer: where two runs or models part, in words and as a mapping."""
+"""The result of a bisection: the first place where two runs or models differ, in sentences and as a mapping."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ SUSPECTS = {
 
 @dataclass(frozen=True)
 class Bisection:
-    """The comparison of two sides.
+    """The result of comparing two sides, ``a`` and ``b`` (their labels).
 
-    ``places``: all places with their errors, in the order of the data. ``fed``: the places of the forward pass of the
-    second model with each module fed by the first; empty where the models were not run. ``first``: the first place
-    whose added error is above ``limit`` times its control, of ``fed`` if ``confirmed``. ``suspected``: the first place
-    by the sums alone. ``control``: the control in words.
+    - ``verdict``: "identical" (bit for bit), "rounding" (no place is above ``limit`` times its control), or
+      "different".
+    - ``places``: all places with their errors, in the order of the data.
+    - ``fed``: the places of the forward pass of ``b`` when each of its modules gets the inputs of ``a``; empty if the
+      models were not run.
+    - ``first``: the first place whose added error is above ``limit`` times its control. It is taken from ``fed`` if
+      ``confirmed`` is True. ``suspected``: the first such place by the sums alone.
+    - ``control``: a description of the control.
+    - ``only_a``, ``only_b``: the places that only one side has, by pass.
+    - ``notes``: further sentences.
     """
 
     a: str
@@ -52,7 +58,7 @@ class Bisection:
 
     @property
     def where(self) -> str:
-        """The module in which the first difference arises, by its name in the first; "" without a difference."""
+        """The module in which the first difference arises, by its name in ``a``; "" without a difference."""
         return "" if self.first is None else self.first.blamed or "the model itself, outside of its layers"
 
     @property
@@ -62,7 +68,7 @@ class Bisection:
         return max(known, key=lambda place: place.factor, default=None)
 
     def sentences(self) -> list[str]:
-        """The answer in words: the result, the evidence, then what to do."""
+        """Return the result in sentences: the result, the evidence, then advice."""
         return [self._result(), *self._evidence(), *self.notes, *self._advice()]
 
     def _result(self) -> str:

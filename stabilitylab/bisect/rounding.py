@@ -1,4 +1,4 @@
-"""The control of two models: the same model with roundings of a dtype drawn anew, several times."""
+"""The control of a bisection: the same model, with the roundings of a dtype drawn anew several times."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class _Redrawn(torch.autograd.Function):
 
 @contextmanager
 def redrawn(model: nn.Module, ulp: float, seed: int) -> Iterator[None]:
-    """Round anew inside: each parameter, what each module with parameters of its own returns, and its gradient.
+    """Draw the roundings of ``model`` anew inside this context: those of each parameter, of the output of each module
+    with parameters of its own, and of the gradient of that output.
 
-    An entry moves by at most one unit in the last place of the dtype whose spacing at 1 is ``ulp`` (a parameter by half
-    a unit, as a cast does). Parameters are restored bit for bit.
+    An entry moves by at most one unit in the last place of the dtype whose spacing at 1 is ``ulp``; a parameter moves
+    by at most half a unit, as in a cast. The parameters are restored bit for bit.
     """
     generators: dict[torch.device, torch.Generator] = {}
 

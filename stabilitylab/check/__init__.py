@@ -1,5 +1,5 @@
-"""The check before training: one update of a copy of a model, judged by stated bounds; whether several processes fit
-together; and proof that watching a loop changes nothing."""
+"""The checks before training: one update of a copy of a model, judged by stated bounds; the agreement of several
+processes; and the proof that watching a loop changes nothing."""
 
 from .bounds import BOUNDS, Bound
 from .measure import preflight

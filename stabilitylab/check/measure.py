@@ -1,4 +1,4 @@
-"""The check itself: the passes that it runs, and the numbers of each layer that it keeps."""
+"""The check before training: its passes, and the numbers of each layer that it keeps."""
 
 from __future__ import annotations
 
@@ -51,21 +51,25 @@ def preflight(
     an output depends on later inputs (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the random
     states do not change.
 
-    ``loss_fn(model, batch)``: the scalar that is minimised.
-    ``optimizer``: the model's own, or a function from parameters to one. Without it updates are not checked. The update
-    is judged at the rate of step one: the optimizer's present rate, such as a scheduler has set it.
-    ``warmup``: updates of a linear warm-up to the optimizer's rate; step one then has that rate over ``warmup``.
-    ``classes``: the number of classes of the loss, if it does not call torch's ``cross_entropy``.
-    ``causal``: True if outputs must not depend on later inputs; None: if the labels are the next tokens.
-    ``batch_first``: True if samples lie along the first dimension of an output (samples, places, features); None: as
-    labels that are next tokens show.
-    ``skip``: names of checks to leave out.
-    ``mask``, ``sites``, ``output_site``: those of :func:`stabilitylab.watch`.
+    - ``loss_fn(model, batch)``: returns the scalar that is minimised.
+    - ``optimizer``: the model's own optimizer, or a function that makes one from the parameters. Without it, updates
+      are not checked. The update is judged at the learning rate of step one: the optimizer's present rate, which a
+      scheduler may have set.
+    - ``warmup``: the number of updates of a linear warm-up to the optimizer's rate. The rate of step one is then that
+      rate / ``warmup``.
+    - ``classes``: the number of classes of the loss. Give it if the loss does not call torch's ``cross_entropy``.
+    - ``causal``: True if outputs must not depend on later inputs. None: True if the labels are the next tokens.
+    - ``batch_first``: True if samples lie along the first dimension of an output (samples, places, features). None: it
+      is found from labels that are the next tokens.
+    - ``skip``: the names of checks to leave out.
+    - ``mask``, ``sites``, ``output_site``: as in :func:`stabilitylab.watch`.
 
-    The check takes the memory of three models and an optimizer, and the time of eight forward passes and a dozen
-    backward passes at most. It takes one more of each if a gradient is all 0, and up to eight forward passes more if
-    the update is too large. Raises UsageError for a loss that is no scalar with a gradient, a model that cannot be
-    copied or a wrong argument, InputError if ``loss_fn`` fails.
+    The check takes the memory of three models and an optimizer, and the time of at most eight forward passes and a
+    dozen backward passes. If a gradient is all 0, it takes one more of each. If the update is too large, it takes up to
+    eight more forward passes.
+
+    Raises UsageError for a loss that is not a scalar with a gradient, a model that cannot be copied or a wrong
+    argument; InputError if ``loss_fn`` fails.
 
     >>> result = preflight(model, batch, lambda model, batch: model(**batch).loss, optimizer)  # doctest: +SKIP
     >>> print(result), result.ok  # doctest: +SKIP

@@ -35,10 +35,12 @@ WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "rand
 class Neutrality:
     """The result of :func:`verify_neutral`.
 
-    ``where``: the first difference, with its update (from 1) and its tensor; "" for "neutral". It lies between the
-    watched run and the others ("not neutral"), or between the two unwatched runs ("not decidable here"). ``compared``:
-    the number of entries of each kind after an update. ``ended``: tables that ended in the watched run, and why.
-    ``warned``: the warnings about the loop in the watched run. ``left_out``: entries that were not compared, and why.
+    - ``where``: the first difference, with its update (from 1) and its tensor; "" for "neutral". For "not neutral", the
+      watched run differs from the other two. For "not decidable here", the two unwatched runs differ.
+    - ``compared``: the number of entries of each kind after an update.
+    - ``ended``: the tables that ended in the watched run, each with the reason.
+    - ``warned``: the warnings about the loop in the watched run.
+    - ``left_out``: the entries that were not compared, each with the reason.
     """
 
     verdict: Verdict
@@ -57,7 +59,8 @@ class Neutrality:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 for neutral, 1 for not neutral, 5 for not decidable here: this machine does not repeat a run."""
+        """The exit code: 0 for neutral, 1 for not neutral, 5 for not decidable here, since this machine does not repeat
+        a run."""
         return EXIT_CODES[self.verdict]
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,14 +98,14 @@ class _Course:
 
 
 def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: Any) -> Neutrality:
-    """Verify that :func:`stabilitylab.watch` changes nothing in a loop: run it twice unwatched and once watched.
+    """Verify that :func:`stabilitylab.watch` changes nothing in a loop: run the loop twice unwatched and once watched.
 
-    ``make()`` returns a new model and a function that does one update: forward, backward, optimizer's step. The
-    function takes the watcher and calls its ``step(loss=loss)`` where a loop would. A function without parameters is
-    watched at the optimizer's step. The function's result is compared too, as a loss. A third entry that ``make`` may
-    return is a dict of :func:`watch`'s arguments (``reference``, ``mask``, ``optimizer``, ...); ``watching`` are such
-    arguments as well. By default all default probes record every row, the first batch is the reference, and the
-    optimizers that the function refers to are given.
+    ``make()`` returns a new model and a function that makes one update: forward, backward, the optimizer's step. The
+    function gets the watcher as its argument, and calls the watcher's ``step(loss=loss)`` where a loop would. A
+    function without parameters is watched at the optimizer's step. The result of the function is compared too, as a
+    loss. ``make()`` may return a dict as a third item, with arguments of :func:`watch` (``reference``, ``mask``,
+    ``optimizer``, ...); ``watching`` are such arguments as well. By default every row is recorded with all default
+    probes, the first batch is the reference, and the watcher gets the optimizers that the function refers to.
 
     Each run begins with ``seed`` in Python's, numpy's and torch's generators. After each update, and after the last
     reference pass, these are compared bit by bit: losses, parameters, buffers and attributes of modules, gradients,
@@ -110,8 +113,8 @@ def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: A
     are restored.
 
     Returns a :class:`Neutrality`: "neutral", "not neutral" with the first tensor and update that differ, or "not
-    decidable here" if the two unwatched runs differ. It holds for that model, loop, machine and number of updates.
-    Raises UsageError for a wrong ``make``, InputError if an unwatched update raises.
+    decidable here" if the two unwatched runs differ. It holds for this model, loop, machine and number of updates.
+    Raises UsageError for a wrong ``make``, InputError if an unwatched update raises an error.
 
     >>> def make():  # doctest: +SKIP
     ...     model = Net()

@@ -1,4 +1,4 @@
-"""The result of a check: a number a layer and quantity, the broken bounds, and the layer to look at first."""
+"""The result of a check: the numbers of each layer, the broken bounds, and the layer to look at first."""
 
 from __future__ import annotations
 
@@ -69,10 +69,11 @@ class Breach:
 
 @dataclass(frozen=True)
 class Check:
-    """One question about the whole model: the measurement, or why there is none, and the threshold.
+    """The answer to one question about the whole model.
 
-    ``value``: the number that ``limit`` is about, NaN without one. ``threshold``: that limit in words. ``remedy``: the
-    advice of a check that did not pass.
+    ``state``: "ok", "warn", "fail" or "not checked". ``measured``: the measurement in words, or the reason why there is
+    none. ``value`` and ``limit``: the measured number and its limit; NaN if there is none. ``threshold``: the limit in
+    words. ``reason``: why it matters. ``remedy``: the advice if the check did not pass.
     """
 
     name: str
@@ -104,10 +105,13 @@ class Check:
 class Preflight:
     """The result of :func:`~stabilitylab.preflight`; ``print`` shows it.
 
-    ``layers``: the table. ``numbers``: ``loss``, ``loss_before`` and ``loss_after`` one update (in eval mode, on the
-    same batch), ``moved`` (||dF|| over ||F|| by stack), ``rate`` (largest learning rate of step one). ``findings``:
-    failures first. ``precision``: of the parameters. ``unmeasured``: probes without a number, or without one at some
-    places -> why. ``checks``: questions about the whole model, those that were not answered among them.
+    - ``layers``: the table, one entry per layer.
+    - ``numbers``: ``loss``; ``loss_before`` and ``loss_after``, before and after one update (in eval mode, on the same
+      batch); ``moved``, ||dF|| / ||F|| of each stack; ``rate``, the largest learning rate of step one.
+    - ``findings``: the broken bounds, failures first.
+    - ``precision``: the precision of the parameters.
+    - ``unmeasured``: probes that have no number, or none at some places -> the reason.
+    - ``checks``: the answers to the questions about the whole model, unanswered questions included.
     """
 
     layers: Sequence[OneLayer]
@@ -128,7 +132,7 @@ class Preflight:
         return next(iter(self.findings), None)
 
     def frame(self) -> pd.DataFrame:
-        """Return one row a layer: stack_name, layer, site and the numbers."""
+        """Return a data frame with one row per layer: stack_name, layer, site and the numbers."""
         from ..store.frame import Frame  # here, since pandas takes its time
 
         return Frame(self._rows()).rename(columns={"stack": "stack_name"})
@@ -152,7 +156,8 @@ class Preflight:
         return self.text()
 
     def text(self, every: bool = False) -> str:
-        """Return the table (all layers, or the ends of a long stack and layers with a finding) and the findings."""
+        """Return the table and the findings as text. ``every``: True for all layers; otherwise a long stack is shown by
+        its ends and its layers with a finding."""
         known = [name for name in COLUMNS if any(math.isfinite(one[name]) for one in self.layers)]
         lines = [["layer", *(COLUMNS[name] for name in known)]]
         gap = False

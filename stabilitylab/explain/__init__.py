@@ -1,4 +1,4 @@
-"""Explain what went wrong in a training by replaying it; calling the package is :func:`.explanation.explain`."""
+"""The explanation of a failed training by replaying it. Calling the package calls :func:`.explanation.explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explanation of a run: audit, judge, derivatives and interventions, and the words for what they found."""
+"""The explanation of a run: audit, judge, derivatives and interventions, and the sentences for their findings."""
 
 from __future__ import annotations
 
@@ -38,10 +38,14 @@ EXIT_CODES: dict[Verdict, int] = {
 class Explanation:
     """The result of :func:`explain`; ``print`` shows it.
 
-    ``verdict``: "cause" (an intervention decided), "finding" (the audit did, and nothing else was asked), "no cause
-    found", "no lasting harm", "no trouble", "not replayed" (facts of the ledger alone). ``sentences``: the result, then
-    evidence, then what to do. ``findings``: all of the audit, the judge and derivatives, by step. ``unchecked``: what
-    was not looked at, and why. ``updates``: the number of updates that were replayed, the cost.
+    - ``verdict``: "cause" (an intervention decided), "finding" (the audit decided, and nothing else was asked), "no
+      cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the ledger alone).
+    - ``sentences``: the result, then the evidence, then advice.
+    - ``findings``: all findings of the audit, the judge and the derivatives, by step.
+    - ``audit``, ``experiment``: the results of the audit and of the interventions; None if there were none.
+    - ``unchecked``: each check that was not made, with the reason.
+    - ``trouble``: the trouble that was recorded; None without any.
+    - ``updates``: the number of replayed updates, which is the cost.
     """
 
     verdict: Verdict
@@ -55,12 +59,12 @@ class Explanation:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of ``stabilitylab explain``: 0 without a finding or lasting harm, 1 with one."""
+        """The exit code of ``stabilitylab explain``: 0 without a finding or lasting harm, 1 with one."""
         return 1 if any(one.accused for one in self.findings) else EXIT_CODES[self.verdict]
 
     @property
     def cause(self) -> str:
-        """Return the name of the cause, such as "learning rate at step 130 (x30)"; "" if none was confirmed."""
+        """The name of the cause, such as "learning rate at step 130 (x30)"; "" if no cause was confirmed."""
         causes = [] if self.experiment is None else self.experiment.causes
         return causes[0].intervention.cause if causes else ""
 
@@ -103,18 +107,19 @@ def explain(
     audit: bool = False,
     updates: int = MOST,
 ) -> Explanation:
-    """Explain what went wrong in a recorded run: by replaying it, and by interventions.
+    """Explain the failure of a recorded run: replay its last updates, and test each suspect by an intervention.
 
-    ``run``: a run directory, whose black box is read, or the :class:`stabilitylab.Recorder` of this process. ``model``,
-    ``loss_fn`` and ``optimizer`` are of the kind that was recorded, in any state: they are left as they are given.
-    Without them the facts of the ledger are all that is told. ``scaler``, ``scheduler`` and ``clip``: as they were
-    given to the recorder, if they were. ``audit``: replay and check alone, without interventions. ``updates``: the most
-    that the audit replays.
+    - ``run``: a run directory with a black box, or the :class:`stabilitylab.Recorder` of this process.
+    - ``model``, ``loss_fn``, ``optimizer``: objects of the kind that was recorded, in any state; their state does not
+      change. Without them, the result has only the facts of the ledger.
+    - ``scaler``, ``scheduler``, ``clip``: as they were given to the recorder, if they were.
+    - ``audit``: True to replay and check only, without interventions.
+    - ``updates``: the largest number of updates that the audit replays.
 
-    A run of several processes (DistributedDataParallel) is explained by as many: call this on each of them, with the
-    wrapped model. All replay together, and all return the same.
+    A run of several processes (DistributedDataParallel) is explained by as many processes. Call this on each of them,
+    with the wrapped model: all replay together, and all return the same result.
 
-    Raises InputError for a run without a black box, UsageError for objects that are not those of the run.
+    Raises InputError for a run without a black box, UsageError for objects that do not fit the run.
     """
     given = run if isinstance(run, Recorder) else None
     flight = _flight(run, model)

@@ -44,10 +44,12 @@ REMEDIES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """A difference between what a loop did and what it declares, or a fact that changed.
+    """A difference between the updates that a loop made and those that it declared, or a recorded change.
 
-    ``step``: the update; ``until``: the last one of a row of updates, or None. ``place``: a module, a tensor, a
-    parameter group or batches. ``accused``: False for a note, such as a clipping that was not declared.
+    ``kind``: the kind of the finding. ``place``: a module, a tensor, a parameter group or batches. ``step``: the
+    update; ``until``: the last update of a series, or None. ``sentence`` and ``evidence``: the finding in words.
+    ``accused``: False for a note, such as a clipping that was not declared. ``factor``: the size of the difference as a
+    factor, if it has one.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""The flight recorder: snapshots, batches and sketches of the last updates, kept while a loop runs."""
+"""The flight recorder: it keeps snapshots, batches and sketches of the last updates while a loop runs."""
 
 from __future__ import annotations
 
@@ -35,21 +35,34 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(eq=False)
 class Recorder:
-    """The settings of a flight recorder, given to :func:`stabilitylab.watch` as ``record=``, and the declared update.
+    """The settings of a flight recorder, for ``record=`` of :func:`stabilitylab.watch`. They also declare everything
+    that the loop does between backward and the optimizer's step. Anything that is not declared is reported as
+    undeclared, not accused.
 
-    ``loss_fn(model, batch)`` returns the loss that the loop calls backward on. Everything between backward and the
-    optimizer's step is declared: ``clip``, the largest norm of ``clip_grad_norm_`` or a function of the parameters;
-    ``scaler``, a GradScaler; ``scheduler``, anything with ``step()``, ``state_dict()`` and ``load_state_dict()`` that
-    steps once an update after the optimizers; ``accumulate``, by which the loop divides the loss of each micro-batch
-    (1 if ``loss_fn`` has done so). What is not declared is reported as undeclared, and not accused.
+    The loop's update:
 
-    ``labels`` and ``masks``: names of these tensors in a batch (``"labels"``, ``"1"`` of a tuple), for questions about
-    the data. ``every``: updates between snapshots; ``keep``: ages, in such steps, between which one snapshot is kept
-    each. ``digests``: gradients, parameters and outputs of modules are sketched every so many updates; 1: each.
-    ``after``: updates that are recorded after a trouble. ``cap``: bytes of batches that are held. ``flight``: what is
-    held now; None before the loop has begun.
+    - ``loss_fn(model, batch)``: returns the loss on which the loop calls backward.
+    - ``clip``: the largest norm of ``clip_grad_norm_``, or a function of the parameters.
+    - ``scaler``: a GradScaler.
+    - ``scheduler``: any object with ``step()``, ``state_dict()`` and ``load_state_dict()`` that steps once per update,
+      after the optimizers.
+    - ``accumulate``: the number by which the loop divides the loss of each micro-batch (1 if ``loss_fn`` divides), or
+      "batches": the number of the update's micro-batches.
 
-    A snapshot takes 12 bytes a parameter with Adam, in the memory of the host; a replay takes 8 more for gradients.
+    The recording:
+
+    - ``labels``, ``masks``: the names of these tensors in a batch (``"labels"``, or ``"1"`` in a tuple), for the
+      questions about the data.
+    - ``every``: the number of updates between snapshots.
+    - ``keep``: limits of age, in units of ``every``. One snapshot is kept up to the first limit, and one between each
+      two neighbouring limits.
+    - ``digests``: the number of updates between sketches of gradients, parameters and outputs of modules; 1: at each
+      update.
+    - ``after``: the number of updates that are recorded after trouble.
+    - ``cap``: the most bytes of batches that are held.
+    - ``flight``: the recording so far; None before the loop has begun.
+
+    With Adam, a snapshot takes 12 bytes per parameter in the memory of the host. A replay takes 8 more, for gradients.
     """
 
     loss_fn: Loss
@@ -86,12 +99,12 @@ class Recorder:
                 raise UsageError(f"Recorder({name}={one!r}): it needs state_dict() and load_state_dict().")
 
     def instruments(self) -> list[Instrument]:
-        """Return new instruments: the ledger, and the recorder that hears its facts."""
+        """Return new instruments: the ledger, and the recorder, which gets the ledger's facts."""
         ledger = UpdateLedger(self.digests)
         return [ledger, UpdateRecorder(self, ledger)]
 
     def described(self) -> dict[str, Any]:
-        """Return what is declared, in types that a file may hold."""
+        """Return the declarations, in types that a file can hold."""
         clip = "a function" if callable(self.clip) else self.clip
         return {
             "clip": None if clip is None or clip == "a function" else float(clip),
@@ -142,15 +155,20 @@ class OutputDigests:
 
 
 class UpdateRecorder(Instrument):
-    """Keeps a :class:`~.flight.Flight` of the last updates, and writes it under the run when there is trouble.
+    """A recorder that keeps a :class:`~.flight.Flight` of the last updates, and writes it below the run if there is
+    trouble.
 
-    A batch is given by ``watcher.batch(batch)`` before its forward pass. Snapshots are taken at the first batch of an
-    update, when all optimizers, schedulers and loaders are done with the update before. A fact of the ledger (but a
-    setting, which schedules change), an alert of the alarm and a trouble have one of their own at the next update.
-    Trouble is a loss that is not finite or leaves its level (:class:`~.flight.Level`); the black box is written at
-    once, again ``after`` updates later, and at the end of a run without trouble. An alert writes it too. Nothing is
-    written to model, optimizers or random states. A loop that cannot be replayed is told so once, in a sentence, and
-    its ledger is kept. Each process of a DistributedDataParallel has a flight and a black box of its own.
+    ``watcher.batch(batch)`` gives it each batch before its forward pass. Snapshots are taken at the first batch of an
+    update, when all optimizers, schedulers and loaders have finished the previous update. The next update also gets a
+    snapshot of its own after a fact of the ledger (except a setting, which schedules change), an alert of the alarm, or
+    trouble.
+
+    Trouble is a loss that is not finite or that leaves its level (:class:`~.flight.Level`). The black box is then
+    written at once, and again ``after`` updates later. An alert writes it too, and so does the end of a run without
+    trouble.
+
+    The recorder writes nothing to model, optimizers or random states. If a loop cannot be replayed, one sentence says
+    so once, and the ledger is kept. Each process of a DistributedDataParallel has its own flight and its own black box.
     """
 
     def __init__(self, settings: Recorder, ledger: UpdateLedger) -> None:

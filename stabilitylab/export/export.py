@@ -1,4 +1,4 @@
-"""``export``: the choice of tables and format; each format writes its own files."""
+"""The export of a run: the choice of tables and format. Each format writes its own files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from . import files, latex, tensorboard
 
 @dataclass(frozen=True)
 class Exported:
-    """The folder and the files in it; ``as_they_are``: tables whose rows do not combine, so that ``by`` did not change
-    them."""
+    """The folder of an export and the files in it. ``as_they_are``: the tables whose rows do not combine, so that
+    ``by`` did not change them."""
 
     out: Path
     files: tuple[Path, ...]
@@ -39,11 +39,13 @@ FORMATS: dict[str, Write] = {
 def export(
     run: Run, to: str, out: Path | None = None, tables: Sequence[str] | None = None, by: By | None = None
 ) -> Exported:
-    """Write a run in the format ``to`` into the new folder ``out`` (``<run>-<format>`` if not given).
+    """Write a run into the new folder ``out`` (``<run>-<format>`` if not given), and return the files.
 
-    ``tables``: only these, ``metrics`` among them (default: all); ``by``: combine the rows of a layer, or sub-layer, by
-    the table's own rule. Raises UsageError for an unknown format or table, or if ``out`` holds something; InputError
-    for a run that recorded nothing; ResourceError if a package is missing.
+    ``to``: the format: "csv", "parquet", "tensorboard" or "latex". ``tables``: the tables to write, "metrics" among
+    them; by default all. ``by``: "layer" or "sublayer", to combine the rows of each by the table's own rule.
+
+    Raises UsageError for an unknown format or table, or if ``out`` is not empty; InputError for a run that recorded
+    nothing; ResourceError if a package is missing.
     """
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}.")

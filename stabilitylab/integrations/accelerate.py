@@ -29,14 +29,19 @@ def watch(
     reference: Callable[[], Any] | Batch | None = None,
     **options: Unpack[WatchKeywords],
 ) -> Iterator[RunWatcher]:
-    """Record every update of a loop that calls ``accelerator.backward`` and ``optimizer.step``; give it both prepared.
+    """Record every update of a loop that calls ``accelerator.backward`` and ``optimizer.step``. Give it the model and
+    the optimizer that ``accelerator.prepare`` returned.
 
     The loop itself does not change. Gradients are read before ``accelerator.clip_grad_norm_`` (or ``clip_grad_value_``)
-    changes them, or else before ``optimizer.step``; unscaled under fp16; once per update if gradients are accumulated
-    (``accelerator.accumulate``). A row's ``loss`` is the mean over its micro-batches, ``lr`` the learning rate of its
-    update. ``mask="auto"`` reads the model's ``attention_mask``; ``reference``: a held-out batch (a dict of tensors),
-    or a function. ``options``: those of :func:`stabilitylab.watch`. Raises UsageError for an optimizer that was not
-    prepared, for DeepSpeed and for Megatron.
+    changes them, or else before ``optimizer.step``. Under fp16 they are read unscaled. With ``accelerator.accumulate``
+    they are read once per update. ``loss`` of a row is the mean over its micro-batches, ``lr`` the learning rate of its
+    update.
+
+    - ``mask``: "auto" reads the model's ``attention_mask``.
+    - ``reference``: a held-out batch (a dict of tensors), or a function.
+    - ``options``: those of :func:`stabilitylab.watch`.
+
+    Raises UsageError for an optimizer that was not prepared, for DeepSpeed and for Megatron.
 
     >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
     >>> with watch(model, optimizer, out="runs/mine", every=10):

@@ -21,7 +21,7 @@ except ImportError as error:
 
 
 class LightningCallback(Callback):
-    """Records what Lightning fits in the new run directory ``out``.
+    """A callback that records a fit of Lightning in the new run directory ``out``.
 
     >>> trainer = Trainer(  # doctest: +SKIP
     ...     max_steps=1000, gradient_clip_val=1.0,
@@ -29,19 +29,23 @@ class LightningCallback(Callback):
     ... )
     >>> trainer.fit(module, loader)
 
-    Row t is update t: ``loss`` as it was backpropagated, summed over ``accumulate_grad_batches`` (hence their mean);
-    ``lr``; gradients of the whole batch, unscaled and *before* ``gradient_clip_val`` clips them: Lightning calls
-    ``on_before_optimizer_step`` between the two. Validation leaves no trace.
+    Row t is update t. ``loss`` is the loss as it was backpropagated, summed over ``accumulate_grad_batches`` (so it is
+    their mean). ``lr`` is the learning rate. Gradients are those of the whole batch, unscaled and before
+    ``gradient_clip_val`` clips them, since Lightning calls ``on_before_optimizer_step`` between the two. Validation
+    leaves no trace.
 
-    Lightning's progress bar gets ``grad_norm_total``, the gradient norm of the update before (which the host knows, so
-    that nothing waits for the device), and ``alarm_step``, the step of the last alert of ``alarm=``; loggers do not.
+    Lightning's progress bar gets ``grad_norm_total``, the gradient norm of the previous update (which the host already
+    has, so that nothing waits for the device), and ``alarm_step``, the step of the last alert of ``alarm=``. Loggers do
+    not get them.
 
-    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch that
-    is a mapping. ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
-    ``options``: those of :func:`stabilitylab.watch`. The callback's state is in Lightning's checkpoints, so
-    ``fit(ckpt_path=...)`` goes on in the same run. Status: "finished", or "failed" and "interrupted" with the error.
-    ``fit`` raises UsageError if ``out`` exists, if a named probe finds no site, for several optimizers and for
-    DeepSpeed.
+    - ``mask``: "auto" reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch
+      that is a mapping.
+    - ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
+    - ``options``: those of :func:`stabilitylab.watch`.
+
+    The state of the callback is in Lightning's checkpoints, so ``fit(ckpt_path=...)`` goes on in the same run. The
+    status of the run becomes "finished", or "failed" or "interrupted" with the error. ``fit`` raises UsageError if
+    ``out`` exists, if a named probe finds no site, for several optimizers and for DeepSpeed.
     """
 
     def __init__(

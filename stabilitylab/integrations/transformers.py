@@ -24,7 +24,7 @@ except ImportError as error:
 
 
 class HuggingFaceCallback(TrainerCallback):
-    """Records what the Trainer trains in the new run directory ``out``.
+    """A callback that records the training of a Hugging Face Trainer in the new run directory ``out``.
 
     >>> trainer = Trainer(  # doctest: +SKIP
     ...     model=model, args=args, train_dataset=data,
@@ -32,27 +32,30 @@ class HuggingFaceCallback(TrainerCallback):
     ... )
     >>> trainer.train()
 
-    Row t is update t: ``loss`` as it was backpropagated, mean of its micro-batches; ``lr``; gradients of the whole
-    batch, unscaled, and *before* ``max_grad_norm`` clips them (which the Trainer does before it calls its callbacks).
-    Evaluation and generation within training leave no trace.
+    Row t is update t. ``loss`` is the loss as it was backpropagated, the mean of its micro-batches. ``lr`` is the
+    learning rate. Gradients are those of the whole batch, unscaled, and before ``max_grad_norm`` clips them (the
+    Trainer clips before it calls its callbacks). Evaluation and generation within training leave no trace.
 
-    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from the arguments
-    of the model. ``reference``: a held-out batch (a dict of tensors) or a function. ``options``: those of
-    :func:`stabilitylab.watch`, such as ``probes``, ``every``, ``sites`` and ``tracker``.
+    - ``mask``: "auto" reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from the
+      arguments of the model.
+    - ``reference``: a held-out batch (a dict of tensors), or a function.
+    - ``options``: those of :func:`stabilitylab.watch`, such as ``probes``, ``every``, ``sites`` and ``tracker``.
 
     ``record=stabilitylab.Recorder(lambda model, batch: model(**batch).loss, clip=args.max_grad_norm)`` records for
-    ``stabilitylab explain``; its batches are the arguments of the model in training.
+    ``stabilitylab explain``. Its batches are the arguments of the model in training.
 
-    What the Trainer shows at its logging steps gets ``grad_norm_total``, the gradient norm of the update that it logs,
-    and ``alarm``, the last alert of ``alarm=``. They are in the ``logs`` of the callbacks that come after this one, the
-    progress bar or the printer last; ``log_history`` is left as it is.
+    At its logging steps the Trainer also shows ``grad_norm_total``, the gradient norm of the update that it logs, and
+    ``alarm``, the last alert of ``alarm=``. Callbacks that come after this one get them in their ``logs``, the progress
+    bar or the printer last. ``log_history`` does not change.
 
-    Each checkpoint of the Trainer gets a file of the watcher, so that ``train(resume_from_checkpoint=...)`` goes on in
-    the same run; rows after the checkpoint are moved aside. If ``out`` does not exist yet, a resumed training starts a
-    run at its own step. The run is "finished" when training is. The Trainer does not call callbacks at an error: the
-    status is "failed" (with the error, if it ended the program) at the latest when the process ends, and at once within
-    ``with HuggingFaceCallback(...) as callback:`` around ``train()``. ``train()`` raises UsageError if ``out`` exists,
-    if a named probe finds no site, under DeepSpeed and under ``DataParallel``.
+    Each checkpoint of the Trainer gets a file of the watcher, so ``train(resume_from_checkpoint=...)`` goes on in the
+    same run. Rows after the checkpoint are moved aside. If ``out`` does not exist yet, a resumed training starts a run
+    at its own step.
+
+    The run is "finished" when training is. The Trainer does not call callbacks at an error. So the status becomes
+    "failed" (with the error, if it ended the program) at the latest when the process ends, and at once within ``with
+    HuggingFaceCallback(...) as callback:`` around ``train()``. ``train()`` raises UsageError if ``out`` exists, if a
+    named probe finds no site, under DeepSpeed and under ``DataParallel``.
     """
 
     def __init__(

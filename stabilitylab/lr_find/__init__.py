@@ -1,4 +1,5 @@
-"""The best and the largest safe learning rate of a model, by trials; calling the package is :func:`.find.lr_find`."""
+"""The search for the best and the largest safe learning rate of a model, by trials. Calling the package calls
+:func:`.find.lr_find`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stabilitylab.lr_find``: the best and the largest safe learning rate of a model, found by trials."""
+"""The function ``stabilitylab.lr_find``: the best and the largest safe learning rate of a model, found by trials."""
 
 from __future__ import annotations
 
@@ -47,26 +47,38 @@ def lr_find(
     resume: bool = False,
     audience: SearchAudience | None = None,
 ) -> RateAnswer | ScaledRates:
-    """Find the best learning rate, the largest safe one and the least warm-up of a planned run of ``horizon`` updates.
+    """Find the best learning rate, the largest safe one and the shortest warm-up for a planned run of ``horizon``
+    updates.
 
-    ``model``: a module, of which every trial trains a copy, or a function that makes one (then seeds differ in the
-    initial weights too). ``batches``: a list or loader of training batches, or a function of the update. ``loss_fn``:
-    the loss of (model, batch), one number. ``optimizer``: an optimizer of the model, several, or a function of the
-    parameters (of the model, if its argument is called ``model``); parameter groups keep their proportions, and a rate
-    is the largest of them. None: AdamW. ``held_out``: a list of batches that are not trained on; without it the
-    training loss, smoothed, ranks rates. ``schedule``: "constant", "linear", "cosine", "inverse_sqrt" over the horizon
-    behind a linear ``warmup`` (by default 160 updates, at most a tenth of the horizon), or a function of the update
-    that returns the share of the peak rate. ``clipping``: the norm that gradients are clipped to, 0 for none.
-    ``precision``: "fp32" (the model as it is), "bf16" or "fp16" by autocast.
+    The model and its training:
 
-    ``seeds``: the first searches, the others repeat the best and the largest safe rate. ``delta``: the loss by which a
-    safe rate may lie above the best; by default .05, or a tenth of the fall of the loss where that is less.
-    ``warmups``: those that are tried, below the planned one. ``updates``, ``minutes``: the budget; a search that ends
-    early keeps what it knows, and so does Ctrl-C. ``widths``: a search for each width, for which ``model`` must be a
-    function of ``scale``; returns a :class:`.scale.ScaledRates`. ``out``: the folder of the run directories of all
-    trials; ``resume=True`` goes on there.
+    - ``model``: a module, which each trial copies, or a function that makes one (then the initial weights differ
+      between seeds too).
+    - ``batches``: a list or loader of training batches, or a function of the update.
+    - ``loss_fn(model, batch)``: returns the loss, one number.
+    - ``optimizer``: an optimizer of the model, several, or a function of the parameters (of the model, if its argument
+      is called ``model``). Parameter groups keep their proportions, and a rate is the largest of the groups' rates.
+      None: AdamW.
+    - ``held_out``: a list of batches that are not trained on, whose loss ranks the rates. Without it the smoothed
+      training loss ranks them.
+    - ``schedule``: "constant", "linear", "cosine" or "inverse_sqrt" over the horizon, after a linear ``warmup`` (by
+      default 160 updates, but at most a tenth of the horizon). Or a function of the update that returns the share of
+      the peak rate.
+    - ``clipping``: the norm to which gradients are clipped; 0 for none.
+    - ``precision``: "fp32" (the model as it is), or "bf16" or "fp16" by autocast.
 
-    Nothing of the caller's is changed: weights, optimizers, random states. The rules are those of docs/lr-find.md.
+    The search:
+
+    - ``seeds``: the first seed searches; the others repeat the best and the largest safe rate.
+    - ``delta``: the loss of a safe rate may exceed the lowest loss by this much. By default .05, or a tenth of the fall
+      of the loss if that is less.
+    - ``warmups``: the warm-ups to try that are shorter than the planned one.
+    - ``updates``, ``minutes``: the budget. A search that ends early keeps its results, and so does Ctrl-C.
+    - ``widths``: one search for each width. ``model`` must then be a function of ``scale``, and the result is a
+      :class:`.scale.ScaledRates`.
+    - ``out``: the folder for the run directories of all trials. ``resume=True`` continues the search there.
+
+    The caller's weights, optimizers and random states do not change. docs/lr-find.md has the rules of the search.
 
     Raises UsageError for a wrong argument, InputError if ``loss_fn`` fails.
 
@@ -119,8 +131,10 @@ def search_rates(
     workers: RateWorkers | None = None,
     jobs: int = 1,
 ) -> RateAnswer:
-    """Search the rates of ``plan`` in the folder ``out``, and write the answer there. ``budget``: None, no limit.
-    ``workers``: ``jobs`` processes that run the trials; None: this one does.
+    """Search the rates of ``plan`` in the folder ``out``, write the answer there, and return it.
+
+    ``budget``: None for no limit. ``resume``: True to continue a search in ``out``. ``workers``: ``jobs`` processes
+    that run the trials; None: this process runs them. ``audience``: the receiver of the search's progress.
 
     A first Ctrl-C or SIGTERM ends the search after the present update, a second Ctrl-C at once.
     """
@@ -159,7 +173,7 @@ def search_rates(
 
 
 def check_numbers(horizon: Any, seeds: Sequence[Any], updates: Any, minutes: Any) -> None:
-    """Raise UsageError for numbers that are none."""
+    """Raise UsageError for a value that is not a number of the right kind."""
     for name, value in (("horizon", horizon), ("updates", updates)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UsageError(f"{name} = {value!r} must be a number of updates, 1 or more.")

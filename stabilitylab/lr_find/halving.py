@@ -45,12 +45,18 @@ class SearchStopped(Exception):
 
 @dataclass(frozen=True)
 class RatePlan:
-    """The request to a search.
+    """The plan of a search.
 
-    ``first``: the rate in the middle of the first grid. ``horizon``: the updates of the planned run. ``seeds``: the
-    first one searches, the others repeat its answers. ``warmup``: updates of the planned warm-up; None if the schedule
-    has a warm-up of its own, which the search cannot change. ``delta``: the loss by which a safe rate may lie above the
-    best; None: ``DELTA``, or ``DELTA_SHARE`` of the fall where that is less. ``warmups``: those that are tried.
+    - ``first``: the rate in the middle of the first grid.
+    - ``horizon``: the updates of the planned run.
+    - ``seeds``: the first seed searches; the others repeat its answers.
+    - ``warmup``: the updates of the planned warm-up; None if the schedule has a warm-up of its own, which the search
+      cannot change.
+    - ``delta``: the loss of a safe rate may exceed the lowest loss by this much. None: ``DELTA``, or ``DELTA_SHARE`` of
+      the fall of the loss if that is less.
+    - ``warmups``: the warm-ups to try.
+
+    Raises UsageError for values that make no plan.
     """
 
     first: float
@@ -74,7 +80,7 @@ class RatePlan:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Updates after which trials are compared: 150, 450, 1350, ..., then .4 of the horizon and the horizon."""
+        """The updates after which trials are compared: 150, 450, 1350, ..., then .4 of the horizon and the horizon."""
         trusted = self.trusted
         early = []
         updates = FIRST
@@ -86,17 +92,17 @@ class RatePlan:
 
     @property
     def trusted(self) -> int:
-        """The updates from which on losses may drop a rate."""
+        """The number of updates from which losses may drop a rate."""
         return min(self.horizon, max(min(FIRST, self.horizon), math.ceil(TRUSTED * self.horizon)))
 
     @property
     def tried_warmups(self) -> tuple[int, ...]:
-        """The warm-ups below the planned one that are tried, the least first."""
+        """The warm-ups below the planned one that are tried, in ascending order."""
         return () if not self.warmup else tuple(sorted({own for own in self.warmups if 0 <= own < self.warmup}))
 
     def tolerance(self, start: float, best: float) -> float:
-        """Return delta for a loss that falls from ``start`` to ``best``; of a loss that does not fall, a share of
-        itself."""
+        """Return delta for a loss that falls from ``start`` to ``best``. If the loss does not fall, return a share of
+        the loss itself."""
         if self.delta is not None:
             return self.delta
         fall = start - best

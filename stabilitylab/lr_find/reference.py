@@ -22,8 +22,8 @@ from .subject import RateSubject, TrialModel
 
 
 def reference_subject(config: Config, dataset: Dataset, device: torch.device) -> RateSubject:
-    """Return the subject of ``config``, whose ``train.steps`` is the horizon. A trial has the initial weights,
-    sentences and updates of a run of ``stabilitylab probe`` with its rate and seed.
+    """Return the subject of a search for ``config``. Its horizon is ``train.steps``. A trial has the initial weights,
+    sentences and updates of a run of ``stabilitylab probe`` with the same rate and seed.
 
     The parts of the held-out loss are sentences, weighted by their tokens.
     """
@@ -97,8 +97,8 @@ def reference_subject(config: Config, dataset: Dataset, device: torch.device) ->
 
 
 def sizes(width: int, of: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a model of another width: feed-forward blocks and heads keep their proportion to it. Raises
-    UsageError if they cannot."""
+    """Return the sizes of a model of another width. Feed-forward blocks and heads keep their proportion to the width.
+    Raises UsageError if they cannot."""
     ffn, heads = of.d_ffn * width / of.d_model, of.heads * width / of.d_model
     if ffn != int(ffn) or heads != int(heads) or width % max(1, int(heads)):
         raise UsageError(

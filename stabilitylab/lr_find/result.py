@@ -1,4 +1,4 @@
-"""The result of a search: three numbers with their intervals, and the sentences that tell them."""
+"""The result of a search: three numbers with their intervals, and the sentences that describe them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Outcome = Literal["found", "fails at every rate", "constant", "too early"]
 
 @dataclass(frozen=True)
 class Bracket:
-    """A number and its interval; an end that is None is open: nothing beyond it was tried."""
+    """A number with its interval. An end that is None is open: nothing beyond it was tried."""
 
     value: float
     low: float | None
@@ -26,8 +26,9 @@ class Bracket:
 
 @dataclass(frozen=True)
 class SafeTrend:
-    """The trend of the largest safe rate: log(rate) = a + ``slope`` log(updates) over the rungs, with the 95 % interval
-    of the slope; ``at_horizon``: its continuation to the horizon, with the interval of the line there."""
+    """The trend of the largest safe rate over the rungs: log(rate) = a + ``slope`` log(updates). ``low`` and ``high``:
+    the 95 % interval of the slope. ``rungs``: the number of rungs. ``at_horizon``: the line continued to the horizon,
+    with the line's interval there."""
 
     slope: float
     low: float
@@ -40,16 +41,25 @@ class SafeTrend:
 class RateAnswer:
     """The result of ``lr_find``.
 
-    ``outcome``: "found"; "fails at every rate"; "constant" (no trial changed the loss); "too early" (the search was
-    stopped within its first rung). ``best``: the rate of the lowest loss; its interval holds every rate whose loss is
-    not above it beyond the paired interval and the spread of seeds, and half a step of the grid on each side. ``safe``:
-    the largest rate at which no seed failed and the mean loss is within ``delta`` of the best; it errs on the low side,
-    and its interval reaches from the largest rate that is certainly within delta to the lowest that is certainly not.
-    ``warmup``: the least warm-up that does not lower it, from above the largest that does. ``updates``: the rung that
-    the numbers are read from; ``horizon``: that of the plan; ``seeds``: seeds behind best and safe rate. ``losses``:
-    rung -> rate -> loss of the first seed (inf: failed). ``safe_by_rung``: rung -> largest safe rate of the first seed.
-    ``cost``: updates that ran; ``seconds``: wall seconds. ``stopped``: the reason why the search ended early, "" if it
-    did not. ``scores``: the losses that ranked the rates ("held-out loss", or "smoothed training loss").
+    - ``outcome``: "found"; "fails at every rate"; "constant" (no trial changed the loss); "too early" (the search was
+      stopped within its first rung).
+    - ``best``: the rate of the lowest loss. Its interval contains every rate whose loss may be as low, by the paired
+      interval over batches and the spread of seeds, and half a step of the grid on each side.
+    - ``safe``: the largest rate at which no seed failed and the mean loss is within ``delta`` of the best. The rate
+      errs on the low side. Its interval reaches from the largest rate that is certainly within delta to the lowest rate
+      that is certainly not.
+    - ``warmup``: the shortest warm-up that does not lower the safe rate. Its interval starts at the longest warm-up
+      that does.
+    - ``updates``: the rung from which the numbers are read. ``horizon``: the updates of the planned run.
+    - ``seeds``: the number of seeds behind the best and the safe rate.
+    - ``losses``: rung -> rate -> loss of the first seed (inf: failed). ``start``: the loss before training.
+      ``failures``: rate -> the reason of its first failure.
+    - ``safe_by_rung``: rung -> largest safe rate of the first seed. ``trend``: the trend of these rates; None with
+      fewer than three rungs.
+    - ``cost``: the number of updates that ran. ``seconds``: the wall time.
+    - ``stopped``: the reason why the search ended early; "" if it did not.
+    - ``scores``: the losses that ranked the rates ("held-out loss" or "smoothed training loss").
+    - ``notes``: sentences about doubts. ``out``: the folder of the search.
     """
 
     outcome: Outcome

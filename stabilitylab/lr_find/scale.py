@@ -1,4 +1,4 @@
-"""The change of the best rate with the width of a model: an exponent with its interval."""
+"""The change of the best learning rate with the width of a model: an exponent with its interval."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .trials import Budget
 class ScaledRates:
     """The answers of searches at several widths, and the exponent of the best rate: rate = c * width^exponent.
 
-    The interval of the exponent is the range of all least-squares slopes for best rates anywhere in their intervals:
-    half its width is sum_i |w_i| h_i, with w_i the weights of the slope and h_i half the width of an interval in
-    log(rate). ``exponent``: None with fewer than two widths that have a best rate.
+    The interval of the exponent contains every least-squares slope that is possible if each best rate lies anywhere in
+    its own interval. Half its width is sum_i |w_i| h_i, where w_i are the weights of the slope and h_i is half the
+    width of an interval in log(rate). ``exponent`` is None if fewer than two widths have a best rate.
     """
 
     answers: Mapping[int, RateAnswer]
@@ -33,7 +33,7 @@ class ScaledRates:
 
     @property
     def moves(self) -> bool | None:
-        """True if the best rate certainly depends on the width, False if a constant rate lies in the interval; None if
+        """True if the best rate certainly depends on the width. False if a constant rate lies in the interval. None if
         no exponent is known."""
         if self.exponent is None or self.exponent.low is None or self.exponent.high is None:
             return None
@@ -44,7 +44,8 @@ class ScaledRates:
         return "found" if self.exponent is not None else "too early"
 
     def at(self, width: int) -> Bracket | None:
-        """Return the best rate continued from the largest width to another, with the interval of the exponent."""
+        """Return the best rate for another width, extrapolated from the largest width, with the interval of the
+        exponent."""
         if self.exponent is None or self.exponent.low is None or self.exponent.high is None:
             return None
         largest = max(width for width, one in self.answers.items() if one.best is not None)
@@ -98,7 +99,7 @@ def scaled(
     out: Path,
     budget: Budget,
 ) -> ScaledRates:
-    """Search the rate of every width, each in a folder of its own; a budget is shared by the widths that are left."""
+    """Search the rate of every width, each in a folder of its own. The remaining widths share the remaining budget."""
     widths = check_widths(widths)
     answers: dict[int, RateAnswer] = {}
     for number, width in enumerate(widths):
@@ -117,7 +118,8 @@ def scaled(
 
 
 def check_widths(widths: Sequence[int]) -> list[int]:
-    """Return the widths in order. Raises UsageError for fewer than two, or for numbers that are none."""
+    """Return the widths in ascending order. Raises UsageError for fewer than two widths, or for values that are not
+    widths."""
     if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in widths):
         raise UsageError(f"widths = {list(widths)} must be whole numbers above 0, such as 64,128,256.")
     if len(set(widths)) < 2:
@@ -126,7 +128,7 @@ def check_widths(widths: Sequence[int]) -> list[int]:
 
 
 def exponent(answers: Mapping[int, RateAnswer]) -> Bracket | None:
-    """Return the exponent of the best rate in the width; an open end of an interval counts as a step of the grid."""
+    """Return the exponent of the best rate in the width. An open end of an interval counts as one step of the grid."""
     found = [(width, one.best) for width, one in answers.items() if one.best is not None]
     if len(found) < 2:
         return None

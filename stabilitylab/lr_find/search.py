@@ -1,8 +1,8 @@
 """The engine of a search for a learning rate by trials, and the search of two rungs that sweeps use.
 
-Early losses of a schedule mislead, and so do the losses of another, shorter schedule: at 6 layers a side the ranking of
-DeepNorm's rates was right at 1,440 of 6,000 updates, and that of BranchNorm's at 2,400. A trial is therefore a run with
-the final schedule that is stopped early and may go on.
+A trial is a run with the final schedule that is stopped early and may be continued. Losses early in a schedule can
+mislead, and so can the losses of another, shorter schedule: at 6 layers a side the ranking of DeepNorm's rates was
+right at 1,440 of 6,000 updates, that of BranchNorm's only at 2,400.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The subject of a search: a model that can be made anew for every trial, its batches, losses and optimizers."""
+"""The subject of a search: a model that can be made anew for every trial, with its batches, losses and optimizers."""
 
 from __future__ import annotations
 
@@ -55,15 +55,20 @@ class TrialModel:
 
 @dataclass(frozen=True)
 class RateSubject:
-    """A model and how it trains.
+    """A model and its training, as a search needs them.
 
-    ``make(seed)`` returns a fresh model at its initialisation. ``losses(model, t, seed)`` are those of the
-    micro-batches of update t, whose sum is minimised. ``held_out(model)`` are the losses of the parts of held-out data,
-    whose mean counts, None without such data. ``enter(model, t)`` is called before update t. ``rate_at(peak, t,
-    warmup)`` is the schedule: the rate of update t. ``warmup``: the planned one, None if the schedule has its own.
-    ``rate``: the optimizer's own rate, the largest of its groups, and ``rates`` those of all groups.
-    ``source_worth(model)``: by how much another sentence's source raises the loss [nats/token]. ``manifest``: further
-    entries of each trial's run.json. ``measured``: the name of the held-out loss in the run directory.
+    - ``make(seed)``: returns a fresh model at its initialisation.
+    - ``losses(model, t, seed)``: returns the losses of the micro-batches of update t. Their sum is minimised.
+    - ``held_out(model)``: returns the losses of the parts of the held-out data. Their mean counts. None without such
+      data.
+    - ``enter(model, t)``: is called before update t.
+    - ``rate_at(peak, t, warmup)``: returns the rate of update t, the schedule.
+    - ``warmup``: the planned warm-up; None if the schedule has its own.
+    - ``rate``: the optimizer's own rate, the largest of its groups. ``rates``: the rates of all groups.
+    - ``clipping``: the norm to which gradients are clipped; 0 for none.
+    - ``source_worth(model)``: returns the increase of the loss with another sentence's source [nats/token].
+    - ``manifest``: further entries of each trial's run.json. ``measured``: the name of the held-out loss in the run
+      directory.
     """
 
     name: str
@@ -84,11 +89,11 @@ class RateSubject:
 
 
 def schedule_of(schedule: Shape | Callable[[int], float], horizon: int) -> Callable[[int, int], float]:
-    """Return the share of the peak rate at update t, with w updates of warm-up.
+    """Return the schedule: a function of the update t and the warm-up w that returns the share of the peak rate.
 
-    (t + 1) / w before update w, then by ``schedule``: "constant" 1; "linear" (n - t) / (n - w); "cosine"
-    (1 + cos(pi (t - w) / (n - w))) / 2; "inverse_sqrt" sqrt(w / t), for w = 0 sqrt(1 / (t + 1)); n: ``horizon``. A
-    function of t is taken as it is, times (t + 1) / w before update w.
+    It is (t + 1) / w before update w. From then on, with n = ``horizon``: "constant" 1; "linear" (n - t) / (n - w);
+    "cosine" (1 + cos(pi (t - w) / (n - w))) / 2; "inverse_sqrt" sqrt(w / t), or sqrt(1 / (t + 1)) for w = 0. A function
+    of t is used as it is, times (t + 1) / w before update w.
     """
     if not callable(schedule) and schedule not in SHAPES:
         raise UsageError(f"schedule = {schedule!r} must be one of {', '.join(SHAPES)}, or a function of the update.")
@@ -130,11 +135,11 @@ class _RandomApart:
 
 
 class BatchStore:
-    """The training batches, in an order of each seed.
+    """The training batches, in an order that depends on the seed.
 
-    A sequence is gone through epoch by epoch, each in an order that the seed draws. A function is called with the
-    update; seed number k gets the updates from k times the horizon on. Any other iterable is read once, as far as the
-    longest trial goes, and kept; at its end it begins anew.
+    A sequence is read epoch by epoch, each epoch in an order that the seed draws. A function is called with the update;
+    seed number k gets the updates from k times the horizon on. Any other iterable is read once, as far as the longest
+    trial needs, and kept; at its end it starts again.
     """
 
     def __init__(self, batches: Any, horizon: int, seeds: Sequence[int]) -> None:
@@ -197,10 +202,12 @@ def model_subject(
     name: str = "",
     make: Callable[[int], tuple[nn.Module, Any]] | None = None,
 ) -> RateSubject:
-    """Return the subject of a user's model.
+    """Return the subject of a search for a user's model. The arguments are those of :func:`.find.lr_find`.
 
-    ``make``: returns model and optimizer of a seed; by default a module is copied, together with its optimizers, and a
-    function that makes one is called. Raises UsageError for wrong values, InputError if ``loss_fn`` fails.
+    ``make(seed)``: returns model and optimizer. By default a module is copied, together with its optimizers, and a
+    function that makes a module is called. ``name``: the name of the model; by default that of its class.
+
+    Raises UsageError for wrong values, InputError if ``loss_fn`` fails.
     """
     if precision not in ("fp32", *PRECISIONS):
         raise UsageError(f"precision = {precision!r} must be fp32 (the model as it is), bf16 or fp16 (autocast).")

@@ -21,7 +21,7 @@ def build_model(
 ) -> Transformer:
     """Build a Transformer on the CPU. Its initial weights depend on ``seed`` and not on the global generator.
 
-    ``settings`` override fields of ``config``; ``depth=200`` and ``preset="tiny"`` are understood too. A single stack
+    ``settings`` override fields of ``config``; ``depth=200`` and ``preset="tiny"`` are accepted too. A single stack
     uses only ``target_vocab``. Raises UsageError for an empty vocabulary, ResourceError if the weights alone exceed the
     memory of the machine.
     """

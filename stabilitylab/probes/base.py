@@ -1,4 +1,4 @@
-"""The probe: numbers per place (``measure``), and the rules that turn them into the columns of a table."""
+"""The base classes of probes: ``measure`` returns numbers per place, and rules turn them into a table's columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
 
 
 class Collected(NamedTuple):
-    """The findings of a probe of parameters at one row."""
+    """The numbers of a probe of parameters in one row."""
 
     columns: Mapping[str, torch.Tensor]  # the additive numbers of each column: (rows, width) float64
     seen: np.ndarray  # which cells exist: (rows, columns) bool
@@ -35,11 +35,13 @@ class Collected(NamedTuple):
 
 
 class Probe:
-    """A few numbers taken at places of a model: subclass it, decorate with :func:`probe`, write ``measure``.
+    """A measurement of a few numbers at places of a model. To write one, subclass this class, decorate the subclass
+    with :func:`probe`, and write ``measure``.
 
-    ``measure`` gets the input ``x`` of the site's module and the value ``y`` at the site (its output, or input, as
-    ``site.take`` says); for ``on="backward"`` ``y`` is dE/d(that value) and ``x`` None. Device code only: no host read,
-    no branch on data. Probes of parameters (step, update) are :class:`ParameterProbe`.
+    ``measure`` gets the input ``x`` of the site's module and the value ``y`` at the site (the module's output or input,
+    as ``site.take`` says). With ``on="backward"``, ``y`` is dE/d(that value) and ``x`` is None. The code runs on the
+    device: it must not read values on the host, and it must not branch on data. Probes of parameters (``on="step"`` and
+    ``on="update"``) subclass :class:`ParameterProbe` instead.
     """
 
     name: ClassVar[str]
@@ -79,33 +81,36 @@ class Probe:
         return self.kept is None or column in self.kept
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several; None
-        where this call has nothing to measure."""
+        """Return numbers per token, in the shape of ``weight`` (bool, True on real tokens), or one 0-dim number. Return
+        a dict for several numbers, and None if this call has nothing to measure."""
         raise NotImplementedError
 
     def unmeasured(self, device: torch.device) -> Numbers:
-        """The numbers of a call whose value cannot be read, which say so; None: the cell stays empty, as if the place
-        were never reached."""
+        """Return numbers that mark a call whose value cannot be read. None: the cell stays empty, as if the place had
+        never been reached."""
         return None
 
     def over_heads(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The numbers of a module, made of those of its heads, (heads, ...): the largest."""
+        """Return the numbers of a module from those of its heads, (heads, ...): the largest."""
         return numbers.amax(0)
 
     def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """The numbers that ``measure`` makes of ``y`` alone, of values of one shape at once: (n, *tokens) or (n,)."""
+        """Return the numbers that ``measure`` makes from ``y`` alone, for several values of one shape at once: (n,
+        *tokens) or (n,)."""
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
-        """Return what a probe needs around each reference pass that is recorded, and around training from its first row
-        on, where it does nothing unless ``awake``."""
+        """Return a context manager that the probe needs while it measures. It is entered around each reference pass
+        that is recorded. For probes of the training pass it is entered at the first row and stays open; there it must
+        do nothing unless ``awake``."""
         return nullcontext()
 
     def begin_row(self) -> None:
-        """Called before the numbers of a row: forget what a probe counts from micro-batch to micro-batch."""
+        """Forget the counts from micro-batch to micro-batch; called before the numbers of a row."""
 
     def end_pass(self, kept: bool) -> None:
-        """Called when the numbers of a micro-batch were added up (``kept``), or dropped since its forward raised."""
+        """Note the end of a micro-batch. ``kept``: True if its numbers were added up, False if they were dropped
+        because its forward raised an error."""
 
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
@@ -126,53 +131,58 @@ class Probe:
 
 
 class ParameterProbe(Probe):
-    """A probe of parameters: ``on="step"`` while gradients are there, ``on="update"`` around the optimizer's step."""
+    """A probe of parameters. With ``on="step"`` it reads parameters and gradients before the optimizer's step; with
+    ``on="update"`` it reads the parameters before and after that step."""
 
     def lacks(self, parameters: Parameters) -> str:
-        """Why this model or optimizer has nothing to measure, as a verb and its object; empty if it has."""
+        """Return the reason if this model or optimizer has nothing to measure, as a verb and its object; "" if it has
+        something."""
         return "" if parameters.rows else "finds no parameters in this model"
 
     def rows(self, parameters: Parameters) -> Sequence[Row]:
-        """The rows of the table: of all parameters, unless the probe has rows of its own."""
+        """Return the rows of the table: one for each group of parameters, unless the probe has rows of its own."""
         return parameters.rows
 
     def fitting(self, parameters: Parameters) -> Sequence[str]:
-        """The columns that this model's parameters can fill."""
+        """Return the columns that the parameters of this model can fill."""
         return tuple(self.columns)
 
     def before(self, parameters: Parameters) -> None:
-        """Called at ``Watcher.step`` for ``on="update"``: keep what the measurement after the update needs."""
+        """Keep whatever the measurement after the update needs; called in ``Watcher.step`` for ``on="update"``."""
 
     def collect(self, parameters: Parameters) -> Collected:
-        """The numbers of all rows at once, as :class:`Collected`; a tuple of its first two fields will do.
+        """Return the numbers of all rows at once, as :class:`Collected` or as a tuple of its first two fields.
 
-        On several ranks they add up: ``parameters.squares`` and ``entries`` are weighted by ``parameters.weights``, so
-        that what several ranks hold counts once; other sums must be.
+        On several ranks the numbers add up, so an entry that several ranks hold must count once. ``parameters.squares``
+        and ``parameters.entries`` are already weighted for that, by ``parameters.weights``. You must weight any other
+        sum yourself.
         """
         raise NotImplementedError
 
 
 class CurvatureProbe(Probe):
-    """A probe of the loss of a fixed batch around theta_t, ``on="curvature"``: looked at after the optimizer's step, at
-    rows of a cadence of its own. Its table has one row, the model."""
+    """A probe of the loss of a fixed batch around theta_t, with ``on="curvature"``. It runs after the optimizer's step,
+    at rows of its own cadence. Its table has one row, the model."""
 
     def lacks(self, parameters: Parameters) -> str:
-        """Why this model or optimizer has nothing to measure, as a verb and its object; empty if it has."""
+        """Return the reason if this model or optimizer has nothing to measure, as a verb and its object; "" if it has
+        something."""
         return "" if parameters.rows else "finds no parameters in this model"
 
     def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:
-        """The numbers of a row by column, without those that are not known; ``memory`` is what it remembers from row to
-        row, in checkpoints too."""
+        """Return the numbers of a row by column, without those that are not known. ``memory`` keeps values from row to
+        row, and checkpoints store it."""
         raise NotImplementedError
 
 
 def wide(tensor: torch.Tensor) -> torch.dtype:
-    """The type in which magnitudes of ``tensor`` are taken: float32, or its own where that is wider."""
+    """Return the type in which magnitudes of ``tensor`` are computed: float32, or its own type if that is wider."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 def variance(y: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension, divided by its size; ``Tensor.var`` takes six times as long on a CPU."""
+    """Return the variance over the last dimension, divided by its size. (``Tensor.var`` takes six times as long on a
+    CPU.)"""
     y = y.to(wide(y))
     return (y - y.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
 
@@ -194,12 +204,19 @@ def probe(
     log: bool | None = None,
     phase: Phase | None = None,
 ) -> Callable[[type[P]], type[P]]:
-    """Registers a probe class: when (``on``) and where (``at``; not for probes of parameters) it measures, and the
-    rules that make columns of its numbers, all of one ``unit`` or each of its own. ``total``, ``main`` and ``log`` as
-    in :class:`Table`; ``default`` probes run unless left out.
+    """Register a probe class under ``name``.
 
-    ``phase``, what the numbers depend on, follows from ``on``; of ``on="step"``, which sees parameters and gradients,
-    it is "backward" unless said: "step" for one that looks at the parameters alone; of "curvature" it is "update"."""
+    - ``on``: when it measures. ``at``: where it measures (not for probes of parameters).
+    - ``columns``: the columns of its table, each with the rule that makes it. ``unit``: the unit of all columns, or of
+      each by name.
+    - ``total``, ``main``, ``log``: as in :class:`Table`.
+    - ``default``: True if the probe runs unless it is left out.
+    - ``phase``: the data that the numbers depend on. By default it follows from ``on``. A probe with ``on="step"`` sees
+      parameters and gradients, so its phase is "backward"; give "step" if it reads only the parameters. For
+      ``on="curvature"`` it is "update".
+
+    Raises ValueError if ``main`` or ``unit`` names a column that does not exist.
+    """
     if unknown := [
         column for column in (main, *(() if isinstance(unit, str) else unit)) if column not in ("", *columns)
     ]:

@@ -1,4 +1,4 @@
-"""The rules that turn numbers of many places and calls into one column: what adds up, and how it is finished."""
+"""The rules that turn the numbers of many places and calls into one column: how they add up, and the final formula."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import torch
 
 @dataclass(frozen=True)
 class Rule:
-    """The way of raw numbers of many places and calls into one column: ``width`` additive float64 numbers a row.
+    """The base class of rules. A rule reduces the raw numbers of many places and calls to one column, through ``width``
+    additive float64 numbers per row.
 
-    ``of`` names the raw number that the column reads (its own name by default). Raw numbers are per token, shape of
-    ``weight``, or 0-dim; ``add`` gets those of several rows stacked, (n, *tokens) or (n,), with ``weight`` (*tokens).
+    ``of`` names the raw number that the column reads (by default the column's own name). Raw numbers are per token, in
+    the shape of ``weight``, or 0-dim. ``add`` gets the numbers of several rows stacked, (n, *tokens) or (n,), with
+    ``weight`` of shape (*tokens).
     """
 
     of: str = ""
@@ -40,7 +42,7 @@ def empty(device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Mean(Rule):
-    """Mean over real tokens of all calls: sum and count. 0-dim numbers count once each."""
+    """The mean over the real tokens of all calls. Each 0-dim number counts once."""
 
     width: ClassVar[int] = 2
 
@@ -61,7 +63,7 @@ class Mean(Rule):
 
 @dataclass(frozen=True)
 class Sum(Rule):
-    """Sum over real tokens of all calls."""
+    """The sum over the real tokens of all calls."""
 
     def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if weight is not None:
@@ -74,7 +76,8 @@ class Sum(Rule):
 
 @dataclass(frozen=True)
 class Norm(Rule):
-    """Root of the sum of squares over real tokens and all calls; in float64, 1e-38 and 1e38 keep their squares."""
+    """The root of the sum of squares over the real tokens of all calls. It is computed in float64, where the squares of
+    1e-38 and 1e38 become neither 0 nor inf."""
 
     def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
         squares = values.double().square()
@@ -88,7 +91,8 @@ class Norm(Rule):
 
 @dataclass(frozen=True)
 class Ratio(Rule):
-    """Root of one sum of squares over another, as in ||a|| / ||b||; for probes of parameters, which sum themselves."""
+    """The root of the ratio of two sums of squares, as in ||a|| / ||b||. It is for probes of parameters, which compute
+    the sums themselves."""
 
     width: ClassVar[int] = 2
 
@@ -98,7 +102,8 @@ class Ratio(Rule):
 
 @dataclass(frozen=True)
 class Cosine(Rule):
-    """<a, b> / (||a|| ||b||) of the sums <a, b>, ||a||^2, ||b||^2; for probes of parameters, which sum themselves."""
+    """The cosine <a, b> / (||a|| ||b||) from the three sums <a, b>, ||a||^2 and ||b||^2. It is for probes of
+    parameters, which compute the sums themselves."""
 
     width: ClassVar[int] = 3
 
@@ -108,7 +113,7 @@ class Cosine(Rule):
 
 @dataclass(frozen=True)
 class Max(Rule):
-    """Largest number over real tokens and all calls."""
+    """The largest number over the real tokens of all calls."""
 
     additive: ClassVar[bool] = False
 
@@ -123,10 +128,11 @@ class Max(Rule):
 
 @dataclass(frozen=True)
 class Quantile(Rule):
-    """Smallest number that a share ``q`` of the real tokens stay at or below, from a histogram: to within 2.2 %.
+    """The smallest number that is not exceeded on a share ``q`` of the real tokens, to within 2.2 %. It comes from a
+    histogram.
 
-    Bins 2^(1/16) wide from 2^-20 to 2^44, of which the middle is reported; below counts as 0, above as inf. One NaN
-    makes the quantile NaN.
+    The bins are 2^(1/16) wide and reach from 2^-20 to 2^44. The middle of a bin is reported; smaller numbers count as
+    0, larger ones as inf. One NaN makes the quantile NaN.
     """
 
     q: float = 0.99
@@ -161,19 +167,20 @@ GOLDEN, FIRST, SECOND = (  # constants of splitmix64 (Steele, Lea, Flood 2014), 
 
 @dataclass(frozen=True)
 class Sketch:
-    r"""``k`` sums of the entries of a tensor with random signs, z_j = sum_{i,f} r_j(i) c_j(f) x_{i,f}, a column each.
+    r"""The ``k`` sums of a tensor's entries with random signs, one column each: z_j = sum_{i,f} r_j(i) c_j(f) x_{i,f}.
 
-    E z_j^2 = ||x||_F^2, and the sums are linear: those of two tensors differ by those of their difference, so that
-    mean_j (z_j - z'_j)^2 estimates ||x - x'||_F^2 without bias (Alon, Matias, Szegedy 1996). Its relative standard
-    error is at most sqrt(8 / k), for a difference of rank one, and about sqrt(2 / k) for one without structure.
+    E z_j^2 = ||x||_F^2, and the sums are linear: the sums of two tensors differ by the sums of their difference. So
+    mean_j (z_j - z'_j)^2 estimates ||x - x'||_F^2 without bias (Alon, Matias, Szegedy 1996). The relative standard
+    error of this estimate is at most sqrt(8 / k), for a difference of rank one, and about sqrt(2 / k) for a difference
+    without structure.
 
-    The sign r_j(i) is bit j of splitmix64 of the logical index i of a row (a token, an output of a weight), and c_j(f)
-    is bit j of another stream at the feature f. Since a sign depends on indices alone, the sums of parts of a tensor
-    add up to those of the whole. They do not depend on the name of the place, so that two implementations can be
-    compared. A CountSketch would read each entry once too, but scatters, in an order that a GPU does not repeat; here
-    equal tensors have equal sums.
+    The sign r_j(i) is bit j of splitmix64 of the logical index i of a row (a token, or an output of a weight). The sign
+    c_j(f) is bit j of another stream at the feature f. Since signs depend on indices alone, the sums of the parts of a
+    tensor add up to the sums of the whole. They do not depend on the name of the place, so two implementations can be
+    compared. Equal tensors have equal sums, on a GPU too. (A CountSketch also reads each entry once, but it scatters,
+    in an order that a GPU does not repeat.)
 
-    ``columns`` are the rules of the k columns; :meth:`sums` takes the numbers, in float64. ``k``: 1 to 64.
+    ``columns`` are the rules of the k columns; :meth:`sums` computes the numbers, in float64. ``k``: 1 to 64.
     """
 
     k: int = 16
@@ -187,7 +194,7 @@ class Sketch:
         return {f"s{number}": Sum() for number in range(self.k)}
 
     def signs(self, index: torch.Tensor, stream: int) -> torch.Tensor:  # (n,) int64 -> (n, k) float64
-        """The signs of logical indices, -1 or 1: splitmix64's number index + 1 of a ``stream``'s own sequence."""
+        """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in a ``stream``'s sequence."""
         mixed = (index + ((stream << 60) + 1)) * GOLDEN
         mixed = (mixed ^ _shifted(mixed, 30)) * FIRST
         mixed = (mixed ^ _shifted(mixed, 27)) * SECOND
@@ -196,20 +203,23 @@ class Sketch:
         return 1.0 - 2.0 * bits.double()
 
     def signs_of_range(self, count: int, device: torch.device, first: int = 0) -> torch.Tensor:  # (count, k) float64
-        """The signs of rows that are numbered from ``first`` on; kept."""
+        """Return the signs of ``count`` rows that are numbered from ``first``. The result is cached."""
         return _signs_of_range(self, first, count, ROWS, device)
 
     def sums(self, values: torch.Tensor, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """The k sums of ``values`` (n, d), (k,) float64. ``rows``: the logical indices of the rows, (n,); the features
-        are numbered from ``first`` on."""
+        """Return the k sums of ``values`` (n, d), as (k,) float64. ``rows``: the logical indices of the rows, (n,). The
+        features are numbered from ``first``."""
         return self.sums_and_square(values, self.signs(rows, ROWS), first=first)[0]
 
     def sums_and_square(
         self, values: torch.Tensor, signs: torch.Tensor, counted: torch.Tensor | None = None, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The k sums of ``values`` (n, d), (k,), and ||values||_F^2, 0-dim, of one float64 copy of a bounded part.
+        """Return the k sums of ``values`` (n, d), as (k,), and ||values||_F^2, 0-dim. Both come from one float64 copy
+        of a bounded part at a time.
 
-        ``signs``: of the rows, (n, k). ``counted``: False for rows that are left out, whatever is in them; (n,)."""
+        ``signs``: the signs of the rows, (n, k). ``counted``: (n,), False for rows that are left out, whatever they
+        contain.
+        """
         columns = _signs_of_range(self, first, values.shape[1], FEATURES, values.device)
         sums = torch.zeros(self.k, dtype=torch.float64, device=values.device)
         square = torch.zeros((), dtype=torch.float64, device=values.device)
@@ -239,7 +249,8 @@ def _signs_of_range(sketch: Sketch, first: int, count: int, stream: int, device:
 
 @dataclass(frozen=True)
 class Total:
-    """A number about the whole model as its additive ``parts``, (1, width): ranks add them up before it is finished."""
+    """A number about the whole model, as its additive ``parts`` of shape (1, width). Ranks add the parts up before it
+    is finished."""
 
     rule: Rule
     parts: torch.Tensor

@@ -1,4 +1,4 @@
-"""The watcher: hooks -> accumulators -> one host read per row -> sink, around anybody's training loop."""
+"""The watcher: hooks fill accumulators, one read by the host per row sends them to a sink, around any training loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ B = TypeVar("B")
 
 @dataclass
 class Cost:
-    """Wall seconds that watching took so far: in hooks, in ``step``, and apart in reference passes and at curvature."""
+    """The wall seconds that watching took so far: in hooks and in ``step``, and separately in reference passes and in
+    passes for curvature."""
 
     hooks: float = 0.0
     step: float = 0.0
@@ -53,56 +54,73 @@ class Cost:
 
 
 class Watcher:
-    """Records probes of ``model`` into ``sink``, one row per optimizer update; use it as a context manager.
+    """A recorder of probes: it reads ``model`` and writes one row per optimizer update to ``sink``. Use it as a context
+    manager.
 
-    Each update: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), optimizer's step.
-    Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink whole at
-    the next ``step``, ``flush`` or ``finish``. What is known of it does when ``step`` returns, on a CPU without ranks;
-    a GPU would have to be waited for, which is done only once a number was not finite. Leaving the ``with`` block
-    finishes (after an error: flushes) and closes. A probe that raises ends its table, never the training.
+    The order in each update is: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), the
+    optimizer's step. Row t describes theta_t. Numbers about the update theta_t -> theta_{t+1} also stand in row t, so
+    the complete row reaches the sink at the next ``step``, ``flush`` or ``finish``. On a CPU without ranks, the numbers
+    that are already known reach the sink when ``step`` returns. On a GPU this would mean waiting for the device, so it
+    happens only after a number that was not finite.
 
-    - ``optimizer``: one, or several that share the model's parameters: the row waits for the steps of all.
-    - ``scaler``: the loop's GradScaler; a scaled loss without it is recorded with its scale.
-    - ``probes``: "default", "all" (but fingerprints), "none", names, "-name" to leave one out; "standard" is cheapest:
-      norms of each layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
-    - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see
-      :func:`~._engine.cadence.is_due`).
-    - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
-      forward pass (so once per micro-batch); a stack without a mask counts all tokens.
-    - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
-      "first batch": copies of what the model's first training forward was given.
-    - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
-      curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
-      number, "log" or "auto" (see :func:`~._engine.cadence.is_curved`). ``curvature_batch``: "fixed", or
-      "update" for the batch that each row's update is made of, as critical sharpness is defined: what the model returns
-      for it is the loss, or what ``curvature_loss`` returns between the optimizer's step and the next forward.
-    - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
-    - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
-    - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
-      probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
-      modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
-    - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
-      many at a time, which a model that writes to them in place would spoil.
-    - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
-      what cannot be found, see :func:`~.parameters.spreading.spread_out`.
-    - ``share``: of code that splits parameters by hand, a function of a parameter's name and the parameter: the process
-      group that it is split over, or None where all ranks hold it, see :func:`~.parameters.sharing.layout_by`.
-    - ``restore``: reference and curvature passes keep a copy of the model's state each time and put it back, for a
-      model whose forward changes it in eval mode too (weights rescaled in place, a queue, a momentum encoder). Without
-      it the first such pass keeps a copy, and a pass that changes the model ends for good.
-    - ``record``: by default, with ``optimizer=``, a sparse ledger stores what changed of settings, optimizer state and
-      flags (:class:`.instruments.ledger.UpdateLedger`), so that ``diagnose`` can name it; not under CUDA graphs.
-      "ledger" stores all rates and digests too, "off" nothing; a :class:`stabilitylab.Recorder` keeps snapshots and
-      batches, so that ``explain`` can replay them.
-    - ``strict``: an error of a probe is raised, as tests of probes want it.
-    - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
+    Leaving the ``with`` block finishes the record (after an error: flushes it) and closes the watcher. If a probe
+    raises an error, its table ends; the training goes on.
 
-    Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
+    - ``optimizer``: one optimizer, or several that share the model's parameters. The row waits for the steps of all.
+    - ``scaler``: the loop's GradScaler. Without it, a scaled loss is recorded with its scale.
+    - ``probes``: "default", "all", "none", "standard", names, or "-name" to leave one out. "all" leaves out probes that
+      must be named: fingerprints, histograms, ``attention_sink`` and ``gradient_alignment``. "standard" is the cheapest
+      group: norms of each layer's output and of its gradient, of each norm's input, and of the gradients of each
+      sub-layer's parameters.
+    - ``every``, ``update_every``: the rows of the training pass and of the reference pass. A number n means every n-th
+      row. "log" means every row at first, and later rows at least 10 % apart (reference pass: 20 %).
+    - ``mask``: True on real tokens. It is a tensor, a dict of tensors by stack name, or a function that returns one of
+      these. The function is called once per forward pass, so once per micro-batch. A stack without a mask counts all
+      tokens.
+    - ``reference``: a function that runs the model on a fixed batch. If it returns a dict, the numbers in the dict
+      become metrics of the row. "first batch": the arguments of the model's first training forward are copied and used.
+    - ``curvature_loss``: a function that returns the loss of a fixed batch, for the probes of curvature: one number, or
+      one per token or sentence. If ``reference`` returns such a loss, as a number or as ``.loss``, it is used too.
+    - ``curvature_every``: the rows of the probes of curvature: a number, "log" (20 % apart), or "auto" (every 200th row
+      up to 20,000, then 1 % apart).
+    - ``curvature_batch``: "fixed", or "update" for the batch from which each row's update is made (the definition of
+      critical sharpness). With "update" the loss is the model's output for that batch, or the result of
+      ``curvature_loss``, which is called between the optimizer's step and the next forward.
+    - ``measured``: a function of the row; where it returns True, ``reference`` runs for its own numbers alone, in
+      addition to the rows of ``update_every``.
+    - ``schedule``: the schedule of alpha. With it, ``model_update`` separates the effect of alpha from that of the
+      parameters.
+    - ``output_site``: the module whose output is F.
+    - ``sites``: a regular expression that narrows the places of all probes, or a dict of them by probe. By kind
+      ("layers", "norms", "activations", "outputs"), a regular expression that must match the full names of modules;
+      these modules then replace the ones that were found. :func:`stabilitylab.sites` shows the places.
+    - ``recorder``: a device recorder. The held-out pass is recorded with it and replayed. Activations are then kept,
+      and many are measured at a time; a model that writes to them in place would spoil the numbers.
+    - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism. "later": ``parallelize_module`` comes after this
+      call, before the first forward. "ddp": gradients are averaged over all ranks by something that cannot be found
+      here. "off": the model of this rank is its own. A schedule of ``torch.distributed.pipelining``: ``model`` is its
+      stage on this rank.
+    - ``share``: for code that splits parameters by hand: a function of a parameter's name and the parameter. It returns
+      the process group over which the parameter is split, or None if all ranks hold it.
+    - ``restore``: True for a model whose forward changes its state in eval mode too (weights rescaled in place, a
+      queue, a momentum encoder). Each reference or curvature pass then keeps a copy of the state and restores it.
+      Without ``restore``, the first such pass keeps a copy, and if the pass changes the model, these passes end for
+      good.
+    - ``record``: by default, with ``optimizer=``, a sparse ledger stores the changes of settings, optimizer state and
+      flags (not under CUDA graphs), so that ``diagnose`` can name them. "ledger" also stores all rates and digests.
+      "off" stores nothing. A :class:`stabilitylab.Recorder` also keeps snapshots and batches, so that ``explain`` can
+      replay them.
+    - ``strict``: True to raise the errors of probes, for tests of probes.
+    - ``tapped``: the places of :func:`stabilitylab.tap` that an earlier attempt of the run knew, from its
+      ``state_dict``.
 
-    On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
-    process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by
-    ``reference`` are averaged over ranks, those given to ``note`` stay rank 0's. A row's metrics can be read after the
-    optimizer's step. ``flush``, ``finish`` and ``state_dict`` (this rank's shards) are for all ranks at once.
+    Under torch.compile the hooks become part of the compiled code. They add no graph and no graph break.
+
+    On several ranks, every rank makes its watcher and calls ``step``; rank 0 alone writes. The tables are those of one
+    process on the batches of all ranks, where E is the mean of the ranks' losses. Numbers that are given to ``step`` or
+    returned by ``reference`` are averaged over ranks. Numbers that are given to ``note`` are those of rank 0. The
+    metrics of a row can be read after the optimizer's step. All ranks must call ``flush``, ``finish`` and
+    ``state_dict`` (which has this rank's shards) together.
     """
 
     @takes(WatchOptions)
@@ -159,12 +177,12 @@ class Watcher:
 
     @property
     def sites(self) -> Sites:
-        """The places of the probes; those that the model shows by ``tap`` come in its first pass."""
+        """The places that the probes read. Places that the model shows by ``tap`` are added in its first pass."""
         return self._watched.sites
 
     @property
     def dropped(self) -> Sequence[tuple[str, str]]:
-        """(probe, why it is not recorded)."""
+        """The probes that are not recorded: (probe, reason)."""
         return self._watched.dropped
 
     @property
@@ -174,7 +192,7 @@ class Watcher:
 
     @property
     def total_every_step(self) -> bool:
-        """True where each row has the norm of the whole gradient, probed or not."""
+        """True if each row has the norm of the whole gradient, whether the row is probed or not."""
         return self._watched.total
 
     @total_every_step.setter
@@ -183,7 +201,8 @@ class Watcher:
 
     @property
     def incident(self) -> Incident | None:
-        """The first place that broke, if a recorded number was NaN or inf; known once the row reached the sink."""
+        """The first place that broke, if a recorded number was NaN or inf. It is known once the row has reached the
+        sink."""
         return self._forensics.incident
 
     @property
@@ -192,7 +211,7 @@ class Watcher:
         return Cost(self._training.passes.seconds, self._step_seconds, *apart)
 
     def due(self, row: int) -> bool:
-        """Return True if the training pass of this row is probed, by what is recorded in it."""
+        """Return True if the training pass of this row is probed."""
         return self._watched.due(row)
 
     def due_reference(self, row: int) -> bool:
@@ -200,10 +219,11 @@ class Watcher:
         return self._reference is not None and self._reference.due(row)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
-        """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
+        """End row t. Call it after backward (and ``unscale_``), before clipping and the optimizer's step.
 
-        Returns the row's metrics as a mapping that reads them from the device when it is first looked into. Looking
-        after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
+        Returns the row's metrics as a mapping, which reads them from the device at the first access. After the
+        optimizer's step an access needs no second copy from the device. If you never access the mapping, the host never
+        waits for it.
         """
         self._check_open()
         watched = self._watched
@@ -233,27 +253,28 @@ class Watcher:
         return RowMetrics(row)
 
     def batch(self, batch: B) -> B:
-        """Show the batch of the next forward pass to a recorder; return the batch.
+        """Show the batch of the next forward pass to a flight recorder, and return the batch.
 
-        With ``record=`` call it once for each micro-batch, before its forward pass and after everything that ends the
-        update before (optimizer, scheduler, ``zero_grad``). Without a recorder it does nothing.
+        With ``record=stabilitylab.Recorder(...)``, call it once for each micro-batch: before its forward pass, and
+        after everything that ends the previous update (optimizer, scheduler, ``zero_grad``). Without a recorder it does
+        nothing.
         """
         self._check_open()
         self._instruments.call("batch", self.t, batch)
         return batch
 
     def batches(self, loader: Iterable[B]) -> Iterator[B]:
-        """Yield the batches of ``loader``, each shown to a recorder by :meth:`batch`."""
+        """Yield the batches of ``loader``, after :meth:`batch` has shown each of them to a flight recorder."""
         for batch in loader:
             yield self.batch(batch)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Leave out all forwards and backwards of this block: they are no part of the update.
+        """Ignore all forwards and backwards inside this block, since they are not part of the update.
 
-        ``with watcher.off():`` stands around what the loop does with the model beside training it, such as the run of
-        a discriminator for its generator, or an adversarial example's gradient. Gradients that the block leaves on
-        parameters are the loop's business, as ever.
+        Put ``with watcher.off():`` around anything else that the loop does with the model, such as running a
+        discriminator for its generator, or computing the gradient of an adversarial example. Gradients that the block
+        leaves on parameters stay there; the loop has to handle them.
         """
         passes, before = self._training.passes, self._training.passes.paused
         passes.paused = True
@@ -263,19 +284,20 @@ class Watcher:
             passes.paused = before
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
-        """Adds metrics to the row that ``step`` ended last, such as what the rest of the update took."""
+        """Add metrics to the row that the last ``step`` ended, such as the time that the rest of the update took."""
         if self._row is None:
             raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
         for name, value in metrics.items():
             self._row.metric(name, value, own=True)
 
     def flush(self) -> None:
-        """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
+        """Send the pending row to the sink now. Call it at an interruption, between the optimizer's step and the next
+        forward."""
         self._settle()
         self._send()
 
     def salvage(self) -> None:
-        """After an error: the pending row, unless other ranks, which may be elsewhere now, are needed for it."""
+        """Send the pending row after an error, unless it needs other ranks, which may be elsewhere now."""
         if self._row is not None and self._row.waits:
             self._row = None
             self._instruments.call("abort")
@@ -283,8 +305,8 @@ class Watcher:
         self._send()
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
-        """Sends the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
-        measured by then. Returns row N's metrics."""
+        """Send the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
+        measured by then. Returns the metrics of row N; {} without a reference pass."""
         self._check_open()
         self._send()
         self._state = "finished"
@@ -300,7 +322,7 @@ class Watcher:
         return self.last[1] if self.last else {}
 
     def close(self) -> None:
-        """Removes every hook and closes the sink; closing twice is fine. In a forked child it does nothing."""
+        """Remove every hook and close the sink. Closing twice is allowed. In a forked child this does nothing."""
         if self._state != "closed" and not self._is_fork():
             self._state = "closed"
             self._instruments.close()
@@ -310,9 +332,10 @@ class Watcher:
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs to write the rows that an uninterrupted one would have written.
+        """Return the state with which a resumed run writes the same rows as an uninterrupted one.
 
-        Take it between the optimizer's step and the next forward. The pending row is in it, unless it was flushed.
+        Call it between the optimizer's step and the next forward. The state contains the pending row, unless it was
+        flushed.
         """
         self._settle()
         pending = self._row and self._row.state_dict()
@@ -326,8 +349,9 @@ class Watcher:
 
     @contextmanager
     def recording(self) -> Iterator[Template]:
-        """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
-        it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
+        """Record the device work of an update inside this context instead of doing it: forward, backward, ``step``,
+        optimizer, :meth:`Template.pack`. ``step`` then computes a row like the coming one; it neither sends nor ends a
+        row."""
         self._check_open()
         watched, pending = self._watched, self._row
         self._row, self._template = None, Template(self.t, self._watched.parameters.device)
@@ -343,15 +367,16 @@ class Watcher:
             self._begin_row()
 
     def end_pass(self, more: bool) -> None:
-        """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
-        ``step``, which otherwise do."""
+        """Add up the numbers of a micro-batch that is recorded separately, from the next micro-batches (``more``) and
+        from ``step``, which otherwise add them up."""
         self._training.end_pass(more)
 
     def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
-        """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
+        """Make row t by calling ``run``, which replays the update that was recorded with ``template``. This replaces
+        ``step`` and the whole update around it. Returns the metrics of the row.
 
-        The reference pass comes first, since the optimizer's step is in the replay; the row before is read last, while
-        the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
+        The reference pass comes first, since the optimizer's step is part of the replay. The previous row is read last,
+        while the device is busy with this one. Add metrics that the host knows with :meth:`note`.
         """
         self._check_open()
         with self._timed():

@@ -1,4 +1,4 @@
-"""Figures: runs in, panels out. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
+"""Figures: they turn runs into panels. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINDINGS = {
 
 
 class MissingRuns(Exception):
-    """Says that a figure or claim lacks its runs: a sentence, and the command that makes them."""
+    """The error of a figure or claim that lacks its runs: a sentence, and the command that makes the runs."""
 
     def __init__(self, sentence: str, command: str = "") -> None:
         super().__init__(sentence)
@@ -36,10 +36,12 @@ class MissingRuns(Exception):
 class Series:
     """A line, or points or crosses, with a band from ``low`` to ``high`` (the range over seeds).
 
-    ``seeds``: how many stand behind each point, one number for all or one each; of fewer than LEAST_SEEDS a point is
-    hollow and has no band. ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and
-    marker it takes; where several lines have one label, ``detail`` says what the dash means. A ``faint`` one stands
-    behind another of its label, such as the raw numbers of a smoothed line, and in no legend.
+    - ``label``: the entry in the legend. ``arch``: the label of the architecture that gives colour and marker.
+    - ``seeds``: the number of seeds behind each point, one number for all points or one each. With fewer than
+      LEAST_SEEDS, a point is hollow and has no band.
+    - ``detail``: the meaning of the dash, if several lines have the same label.
+    - ``faint``: True for a line that is drawn behind another one of its label, such as the raw numbers of a smoothed
+      line. It is not in the legend.
     """
 
     label: str
@@ -63,12 +65,12 @@ class Series:
 
     @property
     def counts(self) -> np.ndarray:
-        """Seeds behind each point."""
+        """The number of seeds behind each point."""
         return np.broadcast_to(np.asarray(self.seeds, int), (len(self.x),))
 
     @property
     def band(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Its two ends, NaN where too few seeds stand behind a point; None where it has none anywhere."""
+        """The two ends of the band, NaN at points with too few seeds; None if no point has a band."""
         if self.low is None or self.high is None or not (enough := self.counts >= LEAST_SEEDS).any():
             return None
         low, high = (np.where(enough, np.asarray(end, float), np.nan) for end in (self.low, self.high))
@@ -99,15 +101,18 @@ class Origin:
 @keepable
 @dataclass(frozen=True)
 class Map:
-    """A heat map: ``z`` (rows, columns), row i at ``y[i]``, column j at ``x[j]``.
+    """A heat map of ``z`` (rows, columns), with row i at ``y[i]`` and column j at ``x[j]``.
 
-    ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
-    for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
-    placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
-    ``colours`` is the range that the colours span; None: the range of the map's own numbers. Around ``centre`` the
-    colours diverge to two. ``seeds``: the number of seeds of a cell, one for all cells or one each; None: not said.
-    ``origin``: the rows of a map of one run. ``square``: the cells are square, as rows and columns are the same
-    things.
+    - ``finding``: marks for cells that are not ordinary numbers: ZERO, ABSENT (no gradient), NONFINITE; or for cells
+      that stand for runs: DIVERGED, STUCK.
+    - ``x_names``, ``y_names``: names of columns and rows, which make the map a table. Columns and rows are then not
+      placed on an axis (``x`` and ``y`` count them), and the first row is on top.
+    - ``text``: (rows, columns), printed in the cells.
+    - ``colours``: the range that the colours span; None: the range of the map's own numbers. ``centre``: the number
+      from which the colours diverge to both sides.
+    - ``seeds``: the number of seeds of a cell, one for all cells or one each; None: not stated.
+    - ``origin``: the origin of the rows, in a map of one run.
+    - ``square``: True for square cells, if rows and columns are the same things.
     """
 
     x: Sequence[float]
@@ -127,14 +132,15 @@ class Map:
 
     @property
     def usual(self) -> np.ndarray:
-        """True (rows, columns) where a cell has a colour of the scale."""
+        """The cells (rows, columns) that have a colour of the scale, as True."""
         return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
 @keepable
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes: ``title``, axis labels ``x`` and ``y``, and the ``series``, ``references`` and ``map`` drawn on
+    them."""
 
     title: str
     x: str
@@ -152,7 +158,7 @@ class Panel:
 
 
 def compared(panels: Iterable[Panel]) -> list[Panel]:
-    """Gives all maps of one unit the same colours."""
+    """Return the panels with the same colours for all maps of one unit."""
     found = list(panels)
     shown: dict[str, list[np.ndarray]] = {}
     for panel in found:
@@ -169,7 +175,13 @@ def compared(panels: Iterable[Panel]) -> list[Panel]:
 @keepable
 @dataclass(frozen=True)
 class Picture:
-    """The result of a figure: panels, one sentence with the finding, and notes on what was drawn and left out."""
+    """The result of a figure: panels, one sentence with the finding, and notes on the runs that were drawn and left
+    out.
+
+    ``columns``: panels per row at full width. ``controls``: panels that no paper draws, which are printed into files of
+    their own. ``extra``: further files, end of the name -> text. ``provenance``: the common settings of the runs.
+    ``band``: the meaning of bands and bars. ``key``: the meaning of marks in cells.
+    """
 
     panels: Sequence[Panel]
     finding: str
@@ -188,18 +200,19 @@ class Picture:
         return replace(self, panels=[*self.panels, *apart], controls=()) if apart else self
 
     def letter(self, place: int) -> str:
-        """Says what stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
+        """Return the letter in front of a panel's title, such as "(a) "; "" for a single panel and for more than 26."""
         return f"({chr(ord('a') + place)}) " if 1 < len(self.panels) <= 26 else ""
 
     def frame(self) -> pd.DataFrame:
-        """Lists exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        """Return exactly what is drawn, one row per point: panel, series, axis, x, y, low, high, seeds, finding."""
         import pandas as pd  # here, as whoever lists the runs of a figure reads its file too
 
         pieces = [piece for panel in self.panels for piece in _drawn(panel)]
         return pd.concat(pieces, ignore_index=True).loc[:, COLUMNS] if pieces else pd.DataFrame(columns=COLUMNS)
 
     def head(self, count: int) -> pd.DataFrame:
-        """Lists the first ``count`` rows of :meth:`frame`, without the others: the maps of one run have a million."""
+        """Return the first ``count`` rows of :meth:`frame` without making the others: the maps of one run have a
+        million."""
         import pandas as pd
 
         pieces = [piece for panel in self.panels for piece in _drawn(panel, max(count, 1))]
@@ -208,7 +221,7 @@ class Picture:
         return pd.concat(pieces, ignore_index=True).loc[:, COLUMNS].head(count)  # of the types that the whole has
 
     def pieces(self) -> Iterator[pd.DataFrame]:
-        """Lists the rows of :meth:`frame` piece by piece, each with the types of the whole."""
+        """Yield the rows of :meth:`frame` in pieces, each with the types of the whole."""
         types = self.head(1).dtypes
         for panel in self.panels:
             for piece in _drawn(panel):
@@ -216,7 +229,7 @@ class Picture:
 
     @property
     def rows(self) -> int:
-        """Counts the rows of :meth:`frame`."""
+        """The number of rows of :meth:`frame`."""
         maps = sum(panel.map.z.size for panel in self.panels if panel.map is not None)
         return maps + sum(len(panel.references) + sum(len(one.x) for one in panel.series) for panel in self.panels)
 
@@ -276,14 +289,15 @@ def _cells(panel: Panel, heat: Map) -> list[str]:
 
 
 class Figure:
-    """Draws a figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
+    """A figure of a paper, drawn as a measurement. Subclass it, decorate the subclass with :func:`figure`, and write
+    ``picture``."""
 
     id: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
 
     def picture(self, runs: Runs) -> Picture:
-        """Draws what these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
+        """Return the picture of these runs. Raises :class:`MissingRuns` if there is nothing to draw."""
         raise NotImplementedError
 
 
@@ -292,7 +306,7 @@ F = TypeVar("F", bound=type[Figure])
 
 
 def figure(id: str, *, title: str, source: str) -> Callable[[F], F]:
-    """Registers a figure class: ``@figure("branchnorm:8", title=..., source="BranchNorm, Figure 8")``."""
+    """Register a figure class: ``@figure("branchnorm:8", title=..., source="BranchNorm, Figure 8")``."""
 
     def decorate(cls: F) -> F:
         cls.id, cls.title, cls.source = id, title, source

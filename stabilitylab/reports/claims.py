@@ -1,4 +1,4 @@
-"""Keeps the claims ledger: what a paper says, the statistic that tests it, and the verdict of the runs at hand."""
+"""The claims ledger: the sentences of papers, the statistics that test them, and the judgements by the runs at hand."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ LEAST_SEEDS = 3  # least seeds of counts in which a seed has several runs
 
 @dataclass(frozen=True)
 class Effect:
-    """Measures one number a seed, with the regions in which its mean decides. ``log``: a ratio or norm, averaged in
-    logs.
+    """One number per seed, with the regions in which its mean decides.
 
-    ``of``: the runs that it was measured on. Without regions it describes and decides nothing.
+    ``log``: True for a ratio or a norm, which is averaged in logarithms. ``of``: the runs on which it was measured.
+    Without regions, the effect describes and decides nothing.
     """
 
     name: str
@@ -76,11 +76,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Share:
-    """Counts so many of each seed's runs, layers or pairs (seed -> count, of how many): the share over all seeds.
+    """A count of each seed's runs, layers or pairs (seed -> count, total), and the share over all seeds.
 
-    Its interval is Korn and Graubard's (:func:`~stabilitylab.reports.statistics.effective`): Clopper and Pearson's at
-    the effective number, in which the seeds are the units; it never leaves [0, 1]. Counts of fewer than six runs, or
-    several of fewer than three seeds, decide nothing.
+    The interval is that of Korn and Graubard (:func:`~stabilitylab.reports.statistics.effective`): Clopper and
+    Pearson's at the effective number, with the seeds as units. It never leaves [0, 1]. Counts of fewer than six runs,
+    or several counts of fewer than three seeds, decide nothing.
     """
 
     name: str
@@ -187,11 +187,11 @@ def together(
 
 @dataclass(frozen=True)
 class Claim:
-    """Tests a sentence of a paper so that it can fail. ``measure`` raises :class:`MissingRuns` where runs are missing;
-    of what it returns the first effect decides, the others describe.
+    """A sentence of a paper with a test that it can fail. ``measure`` returns effects: the first one decides, the
+    others describe. It raises :class:`MissingRuns` if runs are missing.
 
     A claim about trained models is judged only if every model that its first effect compares reads its source
-    (``must_read``); claims about which runs fail, or about an optimizer, are judged on all models.
+    (``must_read``). Claims about which runs fail, or about an optimizer, are judged on all models.
     """
 
     id: str
@@ -212,8 +212,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds a claim with what the runs at hand say: its effects' intervals, the verdict of the first, and whether that
-    is still decided among all published claims of its paper (``survives``; None where it does not count)."""
+    """The judgement of a claim by the runs at hand: the intervals of its effects, and the decision of the first effect.
+    ``survives``: True if the claim is still decided after a correction over all published claims of its paper; None if
+    it does not count."""
 
     claim: Claim
     verdict: Outcome
@@ -254,7 +255,7 @@ def claim(
     stage: Stage = "after training",
     must_read: bool = True,
 ) -> Callable[[Measure], Claim]:
-    """Registers a function from runs to effects as a claim: ``@claim("C41", figure="branchnorm:8", ...)``."""
+    """Register a function from runs to effects as a claim: ``@claim("C41", figure="branchnorm:8", ...)``."""
 
     def decorate(measure: Measure) -> Claim:
         own = (id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
@@ -265,7 +266,7 @@ def claim(
 
 
 def judge(entry: Claim, runs: Runs) -> Finding:
-    """Judges a claim by its first effect; pilot runs are no evidence."""
+    """Return the judgement of a claim by its first effect. Pilot runs do not count as evidence."""
     try:
         measured = entry.measure(runs.evidence())
         if not measured:

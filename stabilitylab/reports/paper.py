@@ -1,5 +1,5 @@
-"""Prints pictures on paper: PNG, SVG and PDF at the widths of one and two columns, a CSV of exactly what is drawn, and
-a caption."""
+"""The files of a picture: PNG, SVG and PDF at the widths of one and two columns, a CSV of exactly what is drawn, and a
+caption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CANVASES = {"png": FigureCanvasAgg, "svg": FigureCanvasSVG, "pdf": FigureCanvas
 
 
 def write(picture: Picture, folder: Path, name: str, title: str = "", source: str = "") -> dict[str, Path]:
-    """Write all files of a figure, each whole or not at all; returns their :func:`paths`."""
+    """Write all files of a figure into ``folder``, each whole or not at all, and return their :func:`paths`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = paths(folder, name, picture)
     words = {"caption.txt": f"{caption(picture, title, source)}\n", "tex": tex(picture, name, title, source)}

@@ -1,4 +1,4 @@
-"""Computes intervals over seeds, and what they decide. The unit of replication is the seed."""
+"""The intervals over seeds, and the decisions by them. The unit of replication is the seed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over ``n`` seeds with its 95 % interval; NaN bounds where one seed alone gives none."""
+    """A mean over ``n`` seeds with its 95 % interval. The bounds are NaN for a single seed, which gives no interval."""
 
     mean: float
     low: float
@@ -51,8 +51,8 @@ class Interval:
 
 
 def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
-    """Computes Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else
-    NaN)."""
+    """Return the mean of ``values`` with Student's 95 % t-interval. ``log``: True for the geometric mean; all values
+    must then be > 0, or the result is NaN."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     n = len(sample)
     if n == 0:
@@ -82,9 +82,9 @@ def _exp(x: float) -> float:
 
 
 def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> float:
-    """Computes p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p
-    (Schuirmann's two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly
-    where the 95 % interval lies inside the region."""
+    """Return p of the one-sided t test of the hypothesis that the mean does not lie in ``region``: the larger p of the
+    region's two ends (Schuirmann's two one-sided tests). It is below .025 exactly if the 95 % interval lies inside the
+    region. NaN for fewer than two values, or if one is not finite."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan
@@ -105,8 +105,9 @@ def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> 
 
 
 def decide(low: float, high: float, reproduced: Region, contradicted: Region | None) -> Verdict:
-    """Decides: wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not
-    reproduced; else, or without an interval: inconclusive."""
+    """Return the decision of an interval: "reproduced" if it lies wholly inside the first region, "contradicted" if
+    wholly inside the second, "not reproduced" if wholly outside the first but not inside the second. Otherwise, and
+    without an interval, "inconclusive"."""
     if reproduced.holds(low, high):
         return "reproduced"
     if contradicted is not None and contradicted.holds(low, high):
@@ -117,8 +118,8 @@ def decide(low: float, high: float, reproduced: Region, contradicted: Region | N
 def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
-    """Finds the smallest n at which the sample's own mean and standard deviation would decide; None: not within
-    reach."""
+    """Return the smallest n at which the sample's own mean and standard deviation would decide; None if no n within
+    reach does."""
     sample = _logs(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
@@ -132,20 +133,22 @@ def seeds_needed(
 
 
 def share_interval(count: float, n: float) -> tuple[float, float]:
-    """Computes the Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta
-    distributions, by which ``count`` and ``n`` may be parts of an effective number."""
+    """Return the two ends of the Clopper-Pearson 95 % interval of the share ``count`` / ``n``. It is exact for whole
+    numbers. Its ends are quantiles of beta distributions, so ``count`` and ``n`` may also be fractions, as of an
+    effective number."""
     low = 0.0 if count <= 0 else float(special.betaincinv(count, n - count + 1, TAIL))
     high = 1.0 if count >= n else float(special.betaincinv(count + 1, n - count, 1 - TAIL))
     return low, high
 
 
 def effective(counts: Iterable[Count]) -> Count:
-    """Counts clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
+    """Return the count and the number of runs that clusters (such as the runs of one seed each) amount to as
+    independent runs.
 
     Korn and Graubard 1998 (Survey Methodology 24, 193-201): n_eff = p (1 - p) / var(p), where var(p) is the ratio
-    estimator's over the clusters, times the square of t's quantile at n - 1 over that at (clusters - 1) degrees of
-    freedom, and at most n. Where the clusters show no spread (all or none), n stands for p (1 - p) / var(p). With one
-    run a cluster nothing changes.
+    estimator's variance over the clusters. This is multiplied by the square of t's quantile at n - 1 over that at
+    (clusters - 1) degrees of freedom, and is at most n. If the clusters show no spread (all or none), n replaces p (1 -
+    p) / var(p). With one run per cluster nothing changes.
     """
     known = [(float(k), float(m)) for k, m in counts if m > 0]
     clusters, n = len(known), sum(m for _, m in known)
@@ -160,8 +163,8 @@ def effective(counts: Iterable[Count]) -> Count:
 
 
 def binomial_outside(count: float, n: float, region: Region) -> float:
-    """Computes p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the
-    larger p."""
+    """Return p of the one-sided exact binomial test of the hypothesis that a share does not lie in ``region``: the
+    larger p of the region's two ends. NaN for n = 0."""
     if n <= 0:
         return math.nan
     found = 0.0
@@ -173,7 +176,7 @@ def binomial_outside(count: float, n: float, region: Region) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Fits the least-squares slope of y on x; in logs, the exponent of a power law."""
+    """Return the least-squares slope of y on x. If x and y are logarithms, it is the exponent of a power law."""
     return float(_line(x, y).slope)
 
 
@@ -188,11 +191,11 @@ def _line(x: Sequence[float], y: Sequence[float]) -> Any:
 
 
 def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
-    """Computes Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2
+    """Return Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2
     parameters.
 
-    The parameters are its two coefficients, the variance, and what else shaped x. Lower is better; what all have in
-    common is left out.
+    ``parameters`` counts the line's two coefficients, the variance, and further parameters that shaped x. Lower is
+    better. Terms that all models have in common are left out.
     """
     a, b = np.polynomial.polynomial.polyfit(x, y, 1)
     noise = float(np.mean((y - a - b * x) ** 2))
@@ -200,7 +203,7 @@ def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusts p values after Holm, in the order given; a NaN is not a test and stays NaN."""
+    """Return the p values adjusted by Holm's method, in the given order. NaN stands for no test and stays NaN."""
     adjusted = [math.nan] * len(p_values)
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
     running = 0.0

@@ -12,9 +12,10 @@ from .reader import Run
 
 
 def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
-    """Open every run below ``directory``, sorted by path. A run that cannot be read goes to ``broken`` with the reason.
+    """Open every run below ``directory``, and return the runs sorted by path.
 
-    Without a list for ``broken``, such a run raises.
+    ``broken``: a list, to which each run that cannot be read is added as (path, reason). Without it, such a run raises
+    an error.
     """
     directory = Path(directory)
     if not directory.is_dir():

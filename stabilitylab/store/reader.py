@@ -1,4 +1,4 @@
-"""The reader of a run that has finished, was killed or still goes on."""
+"""The reader of a run, whether it has finished, was killed or is still going on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ STEP = pa.schema([("step", pa.int64())])
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a run: ``running``, ``finished``, ``diverged``, ``interrupted`` or ``failed``, and since when."""
+    """The status of a run. ``state``: ``running``, ``finished``, ``diverged``, ``interrupted`` or ``failed``. ``step``:
+    the last step. ``reason``: the reason for the state, in words. ``updated``: the time of the last change. ``facts``:
+    further facts that were recorded at the end."""
 
     state: str
     step: int
@@ -56,8 +58,8 @@ class Status:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column of a table as arrays (steps, rows): ``values``, ``absent`` (no gradient), and ``missing`` (there is no
-    such cell, or it is absent)."""
+    """One column of a table as arrays (steps, rows): ``values``; ``absent``, True where there was no gradient; and
+    ``missing``, True where the cell is absent or does not exist."""
 
     steps: np.ndarray
     rows: Sequence[Row]
@@ -70,10 +72,11 @@ KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason"
 
 
 class Run:
-    """A run directory, read-only. It is opened once; tables and status are read from disk at each access.
+    """A run directory, opened for reading. :meth:`open` reads run.json once. Tables and status are read from disk at
+    each access.
 
-    While the run goes on, two tables that are read one after the other differ in length: take a :meth:`snapshot` to
-    read more than one.
+    While a run goes on, it grows between two reads, so two tables may have different lengths. Take a :meth:`snapshot`
+    to read several tables of the same moment.
     """
 
     def __init__(self, path: Path, document: Mapping[str, Any], version: Version | None = None) -> None:
@@ -95,33 +98,33 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration."""
+        """The resolved configuration."""
         return self.manifest.get("config", {})
 
     @property
     def kind(self) -> str:
-        """Return ``train``, ``onestep``, or ``watched``: the user's own loop, whose configuration may be anything."""
+        """The kind of the run: ``train``, ``onestep``, or ``watched`` (the user's own loop, with any configuration)."""
         sections = (self.config.get(name) for name in ("model", "train"))
         ours = "train" if all(isinstance(section, Mapping) for section in sections) else "watched"
         return str(self.manifest.get("kind", ours))
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the names of the probes' tables; ``"metrics"`` is read by the same methods."""
+        """The names of the probes' tables. The same methods also read ``"metrics"``."""
         return tuple(self._tables)
 
     @property
     def stamp(self) -> Stamps | None:
-        """Return the files of a snapshot with size and time of each. Another snapshot with the same stamp holds the
-        same numbers. None for a run that goes on, and for a run that is no snapshot."""
+        """The files of a snapshot, each with its size and time. Two snapshots with the same stamp hold the same
+        numbers. None for a run that goes on, and for a run that is not a snapshot."""
         return None
 
     def snapshot(self) -> Run:
-        """Return the run as it is now: every table, the status and run.json of one moment, however long it takes to
-        read them.
+        """Return the run as it is now: every table, the status and run.json of one moment, no matter how long it takes
+        to read them.
 
-        If the run goes on, the steps in its journal are read now; all others are read when they are asked for. If the
-        run is resumed before that, and files of the snapshot are replaced, reading them raises InputError.
+        If the run goes on, the steps in its journal are read now, and all other steps when you ask for them. If the run
+        is resumed in between and files of the snapshot are replaced, reading them raises InputError.
         """
         found = None
         for _ in range(ATTEMPTS):
@@ -135,8 +138,8 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """Return the status in status.json. Without a recorded end, it has the last step on disk and ``running`` only
-        if a process still writes."""
+        """The status in status.json. If no end is recorded, the status has the last step on disk, and its state is
+        ``running`` only if a process still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
         return self._status(alive, read_document(self.path, "status.json", self.identity))
 
@@ -155,10 +158,10 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return the verdict on a run that has ended, by the present rule (:func:`stabilitylab.verdict.judge`).
+        """The verdict on a run that has ended, by the present rule (:func:`stabilitylab.verdict.judge`).
 
-        A verdict of an older version is judged again. None before the end of the run, and if there is no held-out loss
-        or no baseline.
+        A verdict by an older rule is judged again. None before the end of the run, and if there is no held-out loss or
+        no baseline.
         """
         status = self.status
         if status.state not in ("finished", "diverged"):
@@ -179,24 +182,24 @@ class Run:
 
     @property
     def incident(self) -> dict[str, Any] | None:
-        """Return the place of the first number that was not finite (:class:`stabilitylab.probes.Incident`); None if
-        there is none."""
+        """The place of the first number that was not finite (:class:`stabilitylab.probes.Incident`); None if there is
+        none."""
         return read_incident(self.path, self.identity)
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
-        """Return the recorded facts about updates that changed (``watch(optimizer=...)``): ``step``, ``kind``,
-        ``name``, ``before`` and ``after``; [] for a run without them."""
+        """The recorded changes of settings, optimizer state and flags (``watch(optimizer=...)``), each with ``step``,
+        ``kind``, ``name``, ``before`` and ``after``; [] for a run without them."""
         return read_facts(self.path, self.identity)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """Return the result of ``stabilitylab evaluate``; None for a run that was not evaluated."""
+        """The result of ``stabilitylab evaluate``; None for a run that was not evaluated."""
         return read_evaluation(self.path, self.identity)
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Return one row a step: loss, learning rate, total gradient norm, ..."""
+        """The metrics as a data frame with one row per step: loss, learning rate, total gradient norm, ..."""
         return self.frame(METRICS)
 
     def frame(
@@ -207,12 +210,12 @@ class Run:
         config: Sequence[str] | bool = (),
         by: By | None = None,
     ) -> pd.DataFrame:
-        """Return a tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``),
-        absent.
+        """Return a table as a tidy data frame: step, stack_name, layer, sublayer, site, the value columns (or only
+        ``columns``), absent.
 
         ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them. ``by``:
-        combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured, or there is no such
-        cell: :meth:`arrow` distinguishes the two.
+        "layer" or "sublayer", to combine the rows of each. Where ``absent`` is False, a NaN either was measured or
+        stands for a cell that does not exist; :meth:`arrow` distinguishes the two.
         """
         from .frame import Frame  # here, since pandas takes its time
 
@@ -236,8 +239,8 @@ class Run:
         columns: Sequence[str] | None = None,
         by: By | None = None,
     ) -> pd.DataFrame:
-        """Return what :meth:`frame` has of the probed step nearest to ``step`` (None: the last), or of those nearest to
-        several, without laying out the others."""
+        """Return the rows of :meth:`frame` for the probed step nearest to ``step`` (None: the last step), or for the
+        steps nearest to several. The other steps are not laid out."""
         from .frame import Frame
 
         wanted = step if isinstance(step, Sequence) else [step]
@@ -247,12 +250,12 @@ class Run:
         return Frame(content)
 
     def steps(self, name: str) -> np.ndarray:
-        """Return the steps at which a table was recorded, in rising order."""
+        """Return the steps at which a table was recorded, in ascending order."""
         return steps_in(self._read(name, STEP)["step"].to_numpy())
 
     def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
-        """Return the same as stored: null where absent or where there is no such cell (in metrics: not given), NaN
-        where NaN was measured."""
+        """Return a table as an Arrow table, with nulls as stored: null where the cell is absent or does not exist (in
+        metrics: was not given), NaN where NaN was measured."""
         if by is not None:
             content, missing = self._rows(self.table(name), columns, by)
             return pa.table(
@@ -279,14 +282,14 @@ class Run:
     ) -> Axes:
         """Draw a probe's table or a metric, and return the matplotlib Axes.
 
-        Of a table, lines show each layer over the updates, and ``kind="map"`` shows layers by updates as a heat map;
-        the rows of a layer are combined by the table's rule where it has one. Drawn is the main column, in the unit and
-        on the scale that the table declares, or ``column``. ``stack`` chooses one stack, such as ``"decoder"``.
-        A number that is not finite is a red mark, at the step at which it came. ``axes``: the Axes to draw on; without
-        it, new ones.
+        For a table, ``kind="lines"`` draws each layer over the updates, and ``kind="map"`` draws layers by updates as a
+        heat map. If the table has a rule for it, the rows of a layer are combined. ``column``: the column to draw; by
+        default the main column, in the unit and on the scale that the table declares. ``stack``: one stack, such as
+        ``"decoder"``. A number that is not finite is a red mark at its step. ``axes``: the Axes to draw on; new Axes by
+        default.
 
-        Raises InputError for a name that the run does not have; the sentence lists what it has. Raises UsageError for
-        another ``kind``, a column or stack that the table does not have, and a map of a metric.
+        Raises InputError for a name that the run does not have; the message lists the names that it has. Raises
+        UsageError for another ``kind``, for a column or stack that the table does not have, and for a map of a metric.
 
         Example::
 
@@ -303,8 +306,8 @@ class Run:
         return VIEWS["card"](self)
 
     def cells(self, name: str, column: str = "", *, by: By | None = None) -> TableColumn:
-        """Return one column of a table (its main column if unnamed) as an array of steps by rows, without laying out a
-        frame; ``by`` combines the rows of each layer or sub-layer."""
+        """Return one column of a table (by default its main column) as an array of steps by rows, without a data frame.
+        ``by``: "layer" or "sublayer", to combine the rows of each."""
         table = self.table(name)
         column = column or table.main
         steps, rows, values, missing, absent = self._arrays(table, [column], by)
@@ -421,7 +424,7 @@ class Snapshot(Run):
 
     @classmethod
     def taken(cls, run: Run) -> Snapshot | None:
-        """Read a run once; None if files went meanwhile."""
+        """Read a run once; None if files disappeared meanwhile."""
         path, version = run.path, _version(run.path)
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)

@@ -17,10 +17,12 @@ from .identity import Identity, identity_of
 
 
 def thinned(run: Path, keep: Callable[[int], bool] | None = None) -> Iterator[tuple[Path, bytes]]:
-    """Yield (path below ``run``, content) of the files of a run directory that has ended, without its checkpoints.
+    """Yield (path below ``run``, content) for each file of a smaller copy of a run that has ended, without its
+    checkpoints.
 
-    ``keep(step)``: which rows of the probes' tables stay; the last of each part stays too. None: all rows. The
-    inventory fits the parts as they are yielded, so that the copy reads and verifies as a run; metrics stay whole.
+    ``keep(step)``: True for the rows of the probes' tables that stay. The last row of each part always stays, and
+    metrics stay whole. None: all rows stay. The inventory describes the parts as they are yielded, so that the copy
+    reads and verifies as a run.
     """
     parts: dict[tuple[str, int], bytes] = {}
     for file in sorted(each for each in run.rglob("*") if each.is_file()):

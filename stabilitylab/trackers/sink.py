@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 def aggregates(
     metrics: Mapping[str, float | None], tables: Mapping[str, Cells], definitions: Mapping[str, Table]
 ) -> dict[str, float]:
-    """Return the numbers of one row for a tracker: a few for a model of any depth, never one a layer.
+    """Return the numbers of one row for a tracker. They are few for a model of any depth, since no layer has its own.
 
-    ``metrics/<name>`` as recorded; of each table's main column ``<table>.<column>/<stack>/min``, ``median`` and ``max``
-    over the places of the stack whose number is finite, and ``not_finite``, the number of places with NaN or inf, if
-    there are any (the tags of ``stabilitylab export --to tensorboard``).
+    A metric is ``metrics/<name>``, as recorded. The main column of each table gives ``<table>.<column>/<stack>/min``,
+    ``median`` and ``max`` over the places of the stack whose number is finite. If there are places with NaN or inf,
+    ``not_finite`` is their number. The tags are those of ``stabilitylab export --to tensorboard``.
     """
     values = {f"metrics/{name}": float(value) for name, value in metrics.items() if value is not None}
     for name, cells in tables.items():
@@ -56,9 +56,11 @@ def aggregates(
 
 
 class TrackerSink:
-    """A sink that sends aggregates to a tracker of Accelerate. It starts the tracker (if nobody has) and finishes it.
+    """A sink that sends aggregates to a tracker of Accelerate. It starts the tracker, if it is not started yet, and
+    finishes it.
 
-    After an error of the tracker nothing more is sent: one warning is logged, and training and the run directory go on.
+    After an error of the tracker nothing more is sent to it. One warning is logged, and training and the run directory
+    go on.
     """
 
     def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any] | None = None) -> None:
@@ -70,11 +72,11 @@ class TrackerSink:
 
     @classmethod
     def of(cls, tracker: str | GeneralTracker, out: Path, config: Mapping[str, Any]) -> TrackerSink:
-        """Return the sink for a tracker.
+        """Return the sink for a tracker, given by name or as an object.
 
-        By name: a tracker that writes to a folder writes to ``out/trackers``; other trackers are named like ``out``
-        (for W&B: the run, in the project "stabilitylab"). A tracker object of the caller is used unchanged. Raises
-        UsageError for an unknown name, ResourceError if its package is missing.
+        By name: a tracker that writes to a folder writes to ``out/trackers``. Other trackers get the name of ``out``
+        (W&B: as the name of the run, in the project "stabilitylab"). A tracker object is used unchanged. Raises
+        UsageError for an unknown name, ResourceError if the tracker's package is missing.
         """
         if not isinstance(tracker, str):
             return cls(tracker, config)

@@ -24,12 +24,13 @@ NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without wa
 
 
 def learning_rate(train: TrainConfig, update: int) -> float:
-    """Return the rate of the ``update``-th update, counted from 0 as fairseq does.
+    """Return the learning rate of the ``update``-th update, counted from 0 as in fairseq.
 
-    inverse_sqrt: linear from ``warmup_init_lr`` to ``lr`` over w = ``warmup`` updates, then lr * sqrt(w / update); with
-    warmup = 0: lr, and lr * sqrt(4000 / update) from update 4000 on. constant: the same ramp, then lr. linear: the same
-    ramp, then lr * (n - update) / (n - w), down to 0 after the last of n updates; n = ``horizon``, or ``steps`` if no
-    horizon is given.
+    - inverse_sqrt: linear from ``warmup_init_lr`` to ``lr`` over w = ``warmup`` updates, then lr * sqrt(w / update).
+      With warmup = 0: lr, and from update 4000 on lr * sqrt(4000 / update).
+    - constant: the same ramp, then lr.
+    - linear: the same ramp, then lr * (n - update) / (n - w), down to 0 after the last of n updates. n is ``horizon``,
+      or ``steps`` if no horizon is given.
     """
     if update < train.warmup:
         return train.warmup_init_lr + (train.lr - train.warmup_init_lr) * update / train.warmup
@@ -44,11 +45,11 @@ def learning_rate(train: TrainConfig, update: int) -> float:
 def adamw(
     train: TrainConfig, parameters: Iterable[Any], *, device: torch.device | None = None, lean: bool = True
 ) -> torch.optim.AdamW:
-    """Fused AdamW over all parameters, with decoupled decay: Adam's L2 term would move weights with zero gradient at
-    the full rate (BranchNorm's encoder while alpha is small).
+    """Return a fused AdamW over all parameters, with decoupled decay. Adam's L2 term would move weights with a zero
+    gradient at the full rate (BranchNorm's encoder while alpha is small).
 
-    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another rate. ``lean``:
-    do the same updates with less work on the host, if every parameter is whole; FSDP2's shards take PyTorch's own
+    ``device``: keep the rate there as a tensor, so that a recorded update can be replayed with another rate. ``lean``:
+    make the same updates with less work on the host, if every parameter is whole. FSDP2's shards take PyTorch's own
     optimizer.
     """
     parameters = list(parameters)
@@ -139,8 +140,9 @@ def optimizer_of(
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return (smoothed cross-entropy, unsmoothed nll) in nats, each summed over tokens with ``weight`` (0 on padding).
 
-    Smoothed target: 1 - s + s/V on the label, s/V elsewhere, as in ``torch.nn.functional.cross_entropy``. logits (B, T,
-    V); labels (B, T) int64; weight (B, T). Differentiable once, in the logits.
+    The smoothed target is 1 - s + s/V on the label and s/V elsewhere, with s = ``smoothing``, as in
+    ``torch.nn.functional.cross_entropy``. ``logits``: (B, T, V). ``labels``: (B, T) int64. ``weight``: (B, T). The
+    result can be differentiated once, in the logits.
     """
     return _TokenLosses.apply(logits, labels, weight, smoothing)  # pyright: ignore[reportReturnType]
 

@@ -48,8 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a run: ``state`` is finished, diverged or interrupted; ``signal`` is the signal that interrupted
-    it."""
+    """The end of a run. ``state``: finished, diverged or interrupted. ``signal``: the signal that interrupted it."""
 
     path: Path
     state: str
@@ -59,7 +58,8 @@ class Result:
 
 
 def plan(config: Config) -> Plan:
-    """Load the data and estimate the memory of the run; raises ResourceError if it does not fit."""
+    """Return the plan of a run: its data are loaded, and its memory is estimated. Raises ResourceError if it does not
+    fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
     config = without_hessian(config)  # an unknown name shows now, not after the data were read
@@ -98,8 +98,8 @@ class Nobody:
 
 
 def start(plan: Plan, out: Path, name: str | None = None, audience: RunAudience | None = None) -> Result:
-    """Run ``plan`` in a new directory ``out/name``; without a name, under an automatic name that does not exist yet.
-    ``audience``: gets the progress."""
+    """Run ``plan`` in the new directory ``out/name``. Without ``name``, an automatic name is used that does not exist
+    yet. ``audience``: the receiver of the progress."""
     facts = manifest(plan)
     path = from_first_rank(out / (name or free_name(plan.config, out)))
     with on_first_rank(lambda: RunWriter.create(path, facts)) or AbsentRun(path) as run:
@@ -109,11 +109,11 @@ def start(plan: Plan, out: Path, name: str | None = None, audience: RunAudience 
 
 
 def resume(path: Path, steps: int | None = None, audience: RunAudience | None = None) -> Result:
-    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given. ``audience``: gets
-    the progress.
+    """Continue the run at ``path`` from its newest checkpoint. ``steps``: the number of updates in all, if it should
+    change. ``audience``: the receiver of the progress.
 
-    For a run that was killed after the last update, only the last held-out pass and the verdict are made. Raises
-    UsageError for a run that has all its steps, InputError if its data have changed.
+    If the run was killed after its last update, only the last held-out pass and the verdict are made. Raises UsageError
+    for a run that has all its steps, InputError if its data have changed.
     """
     stored = Run.open(path)
     config = validated(complete(stored.config))

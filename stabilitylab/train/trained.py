@@ -17,8 +17,8 @@ DIGESTS = ("train_sha256", "held_out_sha256", "tokenizer_sha256")  # of run.json
 
 
 class TrainedModel(NamedTuple):
-    """A model as a run left it, in evaluation mode; the ``dataset`` that it was trained on; and the ``row`` of its
-    checkpoint, the number of updates that it had."""
+    """A model as a run left it, in evaluation mode. ``dataset``: the data on which it was trained. ``row``: the number
+    of updates at its checkpoint."""
 
     model: Transformer
     dataset: Dataset
@@ -28,8 +28,8 @@ class TrainedModel(NamedTuple):
 def load_model(run: Run, device: torch.device | str = "cpu") -> TrainedModel:
     """Return the model of ``run``, a run of ``stabilitylab probe``, with the weights of its newest checkpoint.
 
-    Alpha is that of the checkpoint's row. Raises InputError if the run has no readable checkpoint, or if its data have
-    changed.
+    The model has the alpha of the checkpoint's row. Raises InputError if the run has no readable checkpoint, or if its
+    data have changed.
 
     >>> model, dataset, row = load_model(sl.Run.open("runs/mine"))  # doctest: +SKIP
     """

@@ -59,28 +59,30 @@ def check_ranks(
     share: Share | None = None,
     skip: Collection[str] = (),
 ) -> RankCheck:
-    """Check whether the processes of a training fit together. Call it on every rank of the process group, with what
-    that rank trains.
+    """Check whether the processes of a training fit together. Call it on every rank of the process group, with the
+    objects that this rank trains.
 
-    ``model``: the model as the loop calls it: DistributedDataParallel, after fully_shard or after parallelize_module.
-    ``batch``: this rank's. ``loss_fn(model, batch)``: the scalar whose backward pass the loop runs.
-    ``optimizer``: the loop's optimizer, several of them, or a function from parameters to one.
-    ``batches``: more batches of this rank, in which samples that two ranks have are looked for too.
-    ``after_backward(model)``: what the loop does with gradients before the optimizer's step, if it averages or adds
-    them up over ranks itself.
-    ``evaluate(model)``: the evaluation of the loop. The check calls it between backward and the optimizer's step.
-    ``share``: the process group over which code of your own splits a parameter, as in :func:`stabilitylab.watch`.
-    ``skip``: names of questions to leave out.
+    - ``model``: the model as the loop calls it: DistributedDataParallel, after fully_shard or after parallelize_module.
+    - ``batch``: the batch of this rank.
+    - ``loss_fn(model, batch)``: returns the scalar on which the loop calls backward.
+    - ``optimizer``: the loop's optimizer, several of them, or a function that makes one from the parameters.
+    - ``batches``: more batches of this rank. They are also searched for samples that two ranks have.
+    - ``after_backward(model)``: anything that the loop does with gradients between backward and the optimizer's step,
+      if it averages or adds them up over ranks itself.
+    - ``evaluate(model)``: the evaluation of the loop. The check calls it between backward and the optimizer's step.
+    - ``share``: the process group over which code of your own splits a parameter, as in :func:`stabilitylab.watch`.
+    - ``skip``: the names of questions to leave out.
 
-    One update is made and undone: model, gradients, optimizers and random states have the same bits afterwards, on
-    every rank. The result is the same on all ranks. The check takes the memory of three more models and a copy of the
-    optimizer's state, the time of three training steps, and of 4 forward passes for each kind of parameter (one name in
-    all layers).
+    One update is made and undone: afterwards model, gradients, optimizers and random states have the same bits on every
+    rank. The result is the same on all ranks. The check takes the memory of three more models and a copy of the
+    optimizer's state. It takes the time of three training steps, and of 4 forward passes for each kind of parameter
+    (one name in all layers).
 
-    If something fails on one rank, all ranks raise, with its number and message. If others wait in a collective of the
-    loss at that time, the rank that failed raises after 10 s, and the others once its process has ended.
+    If something fails on one rank, all ranks raise an error with that rank's number and message. If the other ranks
+    wait in a collective of the loss at that time, the failed rank raises after 10 s, and the others once its process
+    has ended.
 
-    Raises UsageError for a wrong argument or a layout that is not known, InputError if a function of yours fails.
+    Raises UsageError for a wrong argument or an unknown layout, InputError if one of your functions fails.
 
     >>> found = check_ranks(model, batch, loss_fn, optimizer)  # doctest: +SKIP
     >>> if dist.get_rank() == 0: print(found)  # doctest: +SKIP

@@ -13,8 +13,8 @@ from ..result import Breach, Check
 class RankCheck:
     """The result of :func:`stabilitylab.check_ranks`, the same on every rank; ``print`` shows it.
 
-    ``ranks``: the number of processes; ``data_ranks`` of them have different batches, and ``tensor_ranks`` have one.
-    ``checks``: the answers, those that were not given among them.
+    ``ranks``: the number of processes. ``data_ranks``: the number of ranks with different batches. ``tensor_ranks``:
+    the number of ranks that share one batch. ``checks``: the answers, unanswered questions included.
     """
 
     ranks: int
@@ -24,7 +24,7 @@ class RankCheck:
 
     @property
     def findings(self) -> list[Breach]:
-        """Return what is beyond a bound, failures first."""
+        """The broken bounds, failures first."""
         found = [breach for check in self.checks if (breach := check.breach) is not None]
         return sorted(found, key=lambda one: one.severity != "fail")
 

@@ -21,8 +21,9 @@ from .postln import PostLN
 class Admin(PostLN):
     r"""x_i = LN(omega_i x_{i-1} + f_i(x_{i-1})), omega_i a trained vector.  Admin (Liu et al. 2020).
 
-    Calibration as in the authors' code, in one pass: omega_i <- r; r <- sqrt(Var(omega_i x_{i-1}) + Var(f_i)),
-    r = 1 before the first sub-layer of each stack. Var is the population variance over all elements, padding too.
+    omega_i is set by a calibration in one pass, as in the authors' code: omega_i <- r, then r <- sqrt(Var(omega_i
+    x_{i-1}) + Var(f_i)), with r = 1 before the first sub-layer of each stack. Var is the population variance over all
+    elements, those of padding included.
     """
 
     needs_calibration = True
@@ -74,10 +75,10 @@ class Admin(PostLN):
         r"""Turn LN(omega_i x_{i-1} + f_i(x_{i-1})) into Post-LN over the stream omega_i x_{i-1}, exactly.  Admin, App.
         C.
 
-        The norm below takes omega_i into its gain and bias, and the columns of the matrices that the stream feeds are
+        The norm below takes omega_i into its gain and bias, and the columns of the matrices that read the stream are
         divided by omega_i. Below the first sub-layer there is no norm, and neither a tied embedding nor sinusoidal
-        positions can absorb a factor: omega_1 stays, as the stack's explicit ``input_scale``. Raises UsageError if an
-        omega is 0.
+        positions can absorb a factor. So omega_1 stays, as the stack's explicit ``input_scale``. Raises UsageError if
+        an omega is 0.
         """
         admins = [residual for residual in stack.residuals() if isinstance(residual, Admin)]
         if not all(bool(admin.omega.all()) for admin in admins):

@@ -1,4 +1,4 @@
-"""AttnRes: each sub-layer attends over the outputs of all sub-layers below, in place of a sum."""
+"""AttnRes: the input of each sub-layer is an attention over the outputs of all sub-layers below, not their sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sources = tuple[Tensor, ...]  # what the next sub-layer reads, then all that it 
 
 
 class Growing(Trunk):
-    """The stream (h, v_0, v_1, ...): h is what the next sub-layer reads, v_0 the embedding. Probes read h."""
+    """The stream (h, v_0, v_1, ...): h is the input of the next sub-layer, v_0 the embedding. Probes read h."""
 
     def enter(self, x: Tensor) -> Sources:
         return x, x
@@ -27,7 +27,8 @@ class Growing(Trunk):
 
 
 class Attending(Residual):
-    """A sub-layer, and behind it the attention over depth that gives the next one's input, or the stack's output."""
+    """A sub-layer, followed by the attention over depth that makes the input of the next sub-layer or the stack's
+    output."""
 
     final_norm = True
     trunk = Growing
@@ -72,11 +73,11 @@ class Attending(Residual):
 class OverOutputs(Attending):  # no "attention" in its name, by which probes know modules that attend
     r"""F_l reads LN(h_l), h_l = sum_{i<l} a_i v_i, v_i the output of F_i; a = softmax_i(w_l . RMSNorm(v_i)).  AttnRes.
 
-    Kimi Team 2026 (2603.15031), Eqs. 1-4. v_0 is the embedding, w = 0 at the start, so that h is an average. There is
-    no sum of branches. One more such average ends the stack, then a norm. w and the gain of RMSNorm stand behind the
-    sub-layer below, whose output is the last that they see; those of the first sub-layer, which sees the embedding
-    alone, change nothing and are left out. Work and memory grow with the square of the depth. Inferred: each stack of
-    an encoder-decoder by itself, where cross-attention is a sub-layer like the others.
+    Kimi Team 2026 (2603.15031), Eqs. 1-4. v_0 is the embedding. w = 0 at the start, so that h is an average. Branches
+    are not added to a sum. One more such attention ends the stack, followed by a norm. w_l and the gain of its RMSNorm
+    are stored in the sub-layer below, whose output is the last that they read. The first sub-layer reads the embedding
+    alone, so its w and gain would change nothing and are left out. Work and memory grow with the square of the depth.
+    Inferred: each stack of an encoder-decoder has its own sources, and cross-attention is a sub-layer like the others.
     """
 
 
@@ -93,8 +94,8 @@ class OverOutputs(Attending):  # no "attention" in its name, by which probes kno
 class OverBlocks(Attending):
     r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes.
 
-    Kimi Team 2026 (2603.15031), Eqs. 5-6. The sum of the block so far is a source for the rest of the block. With N = L
-    it is AttnRes in full. Where N does not divide L the last block is shorter (ours).
+    Kimi Team 2026 (2603.15031), Eqs. 5-6. Inside a block, the sum of the block so far is one more source. With N = L
+    this is AttnRes over single outputs. If N does not divide L, the last block is shorter (ours).
     """
 
     class Options(ArchOptions):

@@ -1,4 +1,4 @@
-"""BranchNorm: a schedule on the branch."""
+"""BranchNorm: Post-LN with a factor on the branch that grows from 0 to 1."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from .postln import PostLN
 class BranchNorm(PostLN):
     r"""x_{l+1} = LN(x_l + alpha_t F(x_l)), alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
 
-    The tap ``scaled_branch`` carries alpha_t F. At alpha_t = 0 the branch is multiplied, not skipped: a NaN in it
-    shows, and its parameters have a gradient (of exactly 0), so that Adam's state exists from the first update.
+    Initial weights are drawn with DeepNorm's gains. The tap ``scaled_branch`` carries alpha_t F. At alpha_t = 0 the
+    branch is multiplied, not skipped. So a NaN in the branch shows, and the branch's parameters have a gradient (of
+    exactly 0), which makes Adam's state exist from the first update.
     """
 
     takes_alpha = True
     scheduled = True
 
     class Options(ArchOptions):
-        """The course of alpha; each has an alias in ``model.`` (``model.T``), where runs record it."""
+        """The options of alpha's schedule. Each has an alias in ``model.`` (``model.T``), which runs record."""
 
         T: int = Field(default=4000, ge=1, le=MOST)  # updates until alpha reaches 1
         growth: Literal["linear", "exp", "sigmoid"] = "linear"

@@ -1,4 +1,5 @@
-"""CompleteP: Pre-LN whose branches, rates, eps and decay follow the depth, and the width."""
+"""CompleteP: Pre-LN with a factor on the branch, and rules for rate, eps and decay, that follow the depth and the
+width."""
 
 from __future__ import annotations
 
@@ -36,15 +37,16 @@ def widening(place: Place, options: Any) -> float:
 class CompleteP(PreLN):
     r"""x_{l+1} = x_l + m^{-a} F(LN(x_l)), m = layers / base layers, a = 1.  CompleteP, Dey et al. 2025 (2505.01618).
 
-    The code of EleutherAI/nanoGPT-mup 6f8bc3b was read. AdamW's groups: rate m^{a-1} and eps m^{-a} inside the layers,
-    eps m^{-a} everywhere, no decay of norms and biases. With a = 1/2 it is depth-muP, after that code's range.
-    Inferred: m of each stack by itself. ``arch.base_layers``: layers of a stack at which it is Pre-LN.
+    The code of EleutherAI/nanoGPT-mup 6f8bc3b was read. ``arch.base_layers``: the layers of a stack at which the model
+    is Pre-LN (m = 1). AdamW's groups: inside the layers the rate is multiplied by m^{a-1}; eps is multiplied by m^{-a}
+    everywhere; norms and biases have no decay. With a = 1/2 it is depth-muP, by the range of a in that code. Inferred:
+    m of each stack by itself.
 
-    ``arch.base_width`` adds the rules for width, n = d / base width: rate 1/n, decay n and standard deviation .02 /
-    sqrt(n) of matrices inside the layers, without 1 / sqrt(2 layers) on out and fc2; eps / n everywhere; logits / n;
-    attention's scale H/d, as in that code, at every width. They are written for embeddings of N(0, .02^2) without a
-    factor: model.embedding_scale = 1 and model.init = arch-normal or arch-gpt2, as gpt2 and llama have. Inferred: an
-    untied output is treated as an embedding.
+    ``arch.base_width`` adds the rules for width, with n = d / base width. Matrices inside the layers: rate 1/n, decay
+    n, and standard deviation .02 / sqrt(n), without 1 / sqrt(2 layers) on out and fc2. Everywhere: eps / n. The logits
+    are divided by n. The scale of attention is H/d at every width, as in that code. The rules are written for
+    embeddings of N(0, .02^2) without a factor, so they need model.embedding_scale = 1 and model.init = arch-normal or
+    arch-gpt2, which gpt2 and llama have. Inferred: an untied output is treated as an embedding.
     """
 
     class Options(ArchOptions):

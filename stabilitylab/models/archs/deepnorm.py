@@ -1,4 +1,4 @@
-"""DeepNorm: a constant on the shortcut, and the initial gains that belong to it."""
+"""DeepNorm: Post-LN with a constant on the shortcut, and the initial gains that belong to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deepnorm_gain(place: Place, matrix: str) -> float:
 class DeepNorm(PostLN):
     r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2.
 
-    ``arch.beta`` replaces beta, as ``model.alpha`` replaces alpha: both are controls.
+    For controls, ``arch.beta`` replaces beta, and ``model.alpha`` replaces alpha.
     """
 
     takes_alpha = True

@@ -1,4 +1,4 @@
-"""DLCL: every layer sees a trained combination of all layers below."""
+"""DLCL: the input of every layer is a trained combination of the outputs of all layers below."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ History = tuple[Tensor, ...]
 
 
 class Combination(Trunk):
-    r"""The stream in front of layer l+1, and behind the last: sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.
+    r"""The stream of DLCL: sum_{k <= l} W_{lk} LN_k(y_k), where y_k is the output of layer k. It is the input of layer
+    l+1, and after the last layer the output of the stack.
 
-    y_0, the embedding, is not normalised. W starts as the average, W_{lk} = 1 / (l + 1); its upper triangle is unused.
+    y_0, the embedding, is not normalised. W starts as the average, W_{lk} = 1 / (l + 1). Its upper triangle is unused.
     Work grows with the square of the depth.
     """
 
@@ -46,7 +47,7 @@ class Combination(Trunk):
 
 
 class NormalisedCombination(Combination):
-    """The stream LN_l(sum_{k <= l} W_{lk} y_k); the embedding, l = 0, is not normalised."""
+    """The stream LN_l(sum_{k <= l} W_{lk} y_k). The embedding (l = 0) is not normalised."""
 
     def after(self, stream: History, y: Tensor) -> History:
         return (*stream, y)
@@ -63,7 +64,7 @@ class NormalisedCombination(Combination):
 class DLCL(PreLN):
     r"""Pre-LN, layer l+1 over sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.  Wang et al. 2019.
 
-    1906.01787. One combination more comes before the final norm.
+    1906.01787. One more combination comes before the final norm.
     """
 
     trunk = Combination
@@ -87,7 +88,7 @@ class DLCL(PreLN):
 class DLCLPost(PostLN):
     r"""Post-LN, layer l+1 over LN_l(sum_{k <= l} W_{lk} y_k), y_k the output of layer k.  Wang et al. 2019.
 
-    1906.01787. One combination more ends the stack, with its norm.
+    1906.01787. One more combination, with its norm, ends the stack.
     """
 
     trunk = NormalisedCombination

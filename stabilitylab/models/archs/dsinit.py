@@ -18,7 +18,8 @@ from .postln import PostLN
 class DSInit(PostLN):
     r"""Post-LN, all matrices of layer l drawn l^{-1/2} smaller.  Zhang, Titov and Sennrich 2019 (1908.11365).
 
-    Its alpha is 1. l restarts at 1 in the decoder. The base of q, k and v is that of all architectures here.
+    The paper's factor alpha is 1. l restarts at 1 in the decoder. The base gains of q, k and v are those of all
+    architectures here.
     """
 
     def gain(self, matrix: str) -> float:
@@ -41,8 +42,9 @@ class DSInit(PostLN):
 class DSInitCode(PostLN):
     r"""Post-LN, all matrices of layer l drawn l^{-1/4} smaller.  The code of DS-Init's authors (bzhangGo/zero).
 
-    It passes l^{-1/2} to an initialiser that takes a variance. Its q, k and v are one d x 3d matrix in self-attention
-    (hence 1/sqrt(2), as our base has it) and three d x d matrices in cross-attention (hence 1).
+    The code passes l^{-1/2} to an initialiser that takes a variance, so the standard deviation shrinks by l^{-1/4}. Its
+    q, k and v are one d x 3d matrix in self-attention (hence gain 1/sqrt(2), which is also our base) and three d x d
+    matrices in cross-attention (hence gain 1).
     """
 
     def gain(self, matrix: str) -> float:

@@ -1,4 +1,4 @@
-"""GPAS: a trained gate per layer that shrinks the stream forward and leaves its gradient alone."""
+"""GPAS: a trained gate per layer that shrinks the stream in the forward pass and leaves its gradient unchanged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ..sublayers import SubLayer
 class GPAS(Residual):
     r"""y = x_l + F(LN(x_l)), x_{l+1} = y - SiLU(g) stopgrad(y), g one a layer, 0 at the start.  GPAS (2506.22049).
 
-    The authors' code (dandingsky/GPAS 3198068) was read. Forward y (1 - SiLU(g)); backward the identity, so that the
-    gradient is not that of the loss: probes of the Hessian are refused. ``arch.host``: sandwich and layernorm-scaling
-    have the same form; in postln the shortcut alone is scaled, LN(x - SiLU(g) stopgrad(x) + F(x)). DeepNorm as a host
-    is left out. Inferred: the three sub-layers of a decoder's layer share g. The authors clip the gradients of g at .01
-    in their largest models; here nothing does.
+    The authors' code (dandingsky/GPAS 3198068) was read. The gate multiplies y by 1 - SiLU(g) in the forward pass and
+    is the identity in the backward pass. The gradient is therefore not that of the loss, and probes of the Hessian are
+    refused. ``arch.host`` names the host: "preln"; "sandwich" and "layernorm-scaling", which have the same form; or
+    "postln", where only the shortcut is scaled, LN(x - SiLU(g) stopgrad(x) + F(x)). DeepNorm as a host is left out.
+    Inferred: the three sub-layers of a decoder's layer share g. The authors clip the gradients of g at .01 in their
+    largest models; they are not clipped here.
     """
 
     final_norm = True

@@ -24,9 +24,10 @@ from ..sublayers import MultiHeadAttention, SubLayer
 class HybridNorm(Residual):
     r"""LN(x + A(x)), x + G(x); q, k, v of A RMS-normalised in each head; a final norm.  HybridNorm, Zhuo et al. 2025.
 
-    2503.04598, Eqs. 5-7: the paper writes y = x + A(x), LN(y) + G(LN(y)), which is the same, bit for bit. The gains of
-    q, k and v are shared by the heads and have no biases. Initialised with the base of all architectures; the paper has
-    a truncated normal (``model.init = arch-gpt2`` is like it). Inferred: cross-attention as self-attention.
+    2503.04598, Eqs. 5-7. The paper writes y = x + A(x), LN(y) + G(LN(y)), which is the same, bit for bit. The gains of
+    q, k and v are shared by the heads and have no biases. Weights are initialised with the base of all architectures;
+    the paper has a truncated normal (``model.init = arch-gpt2`` is similar). Inferred: cross-attention is treated like
+    self-attention.
     """
 
     final_norm = True
@@ -61,7 +62,7 @@ class HybridNorm(Residual):
 class HybridNormStar(HybridNorm):
     r"""HybridNorm, with x + A(LN(x)), x + G(LN(x)) in layer 1.  HybridNorm*, Zhuo et al. 2025 (2503.04598).
 
-    Inferred: layer 1 of each stack, its cross-attention too.
+    Inferred: this holds for layer 1 of each stack, its cross-attention included.
     """
 
     first_is_preln = True

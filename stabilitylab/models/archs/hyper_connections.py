@@ -1,4 +1,4 @@
-"""Hyper-Connections: several streams, and trained mixtures of them around each sub-layer."""
+"""Hyper-Connections: several streams, with trained mixtures of them around each sub-layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connections = tuple[Tensor, Tensor, Tensor]
 
 
 class Copies(Trunk):
-    """n streams that start as copies of the embedding; the stack ends in their mean. Probes read the mean."""
+    """A stream of n copies of the embedding. The stack ends in the mean of the copies. Probes read the mean."""
 
     def __init__(self, place: Place, streams: int) -> None:
         super().__init__(place)
@@ -34,8 +34,9 @@ class Copies(Trunk):
 
 
 class Connected(Residual):
-    """Streams x (n, D) around a sub-layer: x <- C x + s F(g x), g (n) gathers F's input, C (n, n) carries, s (n)
-    spreads F. The tap ``mixing`` carries C, (B, T, n n), for probes alone."""
+    """A sub-layer with streams x (n, D) around it: x <- C x + s F(g x). g (n) gathers the input of F, C (n, n) carries
+    the streams past F, and s (n) spreads the output of F over them. The tap ``mixing`` carries C, as (B, T, n n), for
+    probes alone."""
 
     final_norm = True
     trunk = Copies
@@ -83,12 +84,12 @@ class Connected(Residual):
 class StaticHyperConnections(Connected):
     r"""x <- A_r^T x + B F(LN(A_m^T x)), n streams x; B = 1, A_m = e_{s mod n}, A_r = 1 at the start.  Zhu et al. 2024.
 
-    2409.19606, Eqs. 1-2 and 14, s the sub-layer's number in its stack from 0. At the start each stream is that of
-    Pre-LN. A, B have no weight decay, as the paper says. The stack ends in the mean of the streams and a final norm:
-    the paper has the sum, which that norm brings to the same. ``arch.root_n = true`` multiplies the standard deviation
-    of out and fc2 by sqrt(n), as the paper states; it is off here (ours), as it balances no sum of equal streams and
-    ends the equality with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams, and cross-attention
-    its own connection.
+    2409.19606, Eqs. 1-2 and 14. s is the sub-layer's number in its stack, from 0. At the start each stream is that of
+    Pre-LN. A and B have no weight decay, as in the paper. The stack ends in the mean of the streams and a final norm.
+    The paper has the sum, which the norm makes equal to the mean. ``arch.root_n = true`` multiplies the standard
+    deviation of out and fc2 by sqrt(n), as the paper says. It is off by default (ours), since it does not balance a sum
+    of equal streams and ends the equality with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams,
+    and cross-attention has its own connection.
     """
 
     learns = "A_m, B: n, A_r: n^2 numbers a sub-layer; the final norm of each stack"
@@ -128,9 +129,9 @@ class StaticHyperConnections(Connected):
 class HyperConnections(StaticHyperConnections):
     r"""Static ones plus s tanh(LN(x) W) for B, A_m and A_r, W = 0 at the start, s = .01.  Hyper-Connections, Zhu et al.
 
-    2409.19606, Eqs. 10-13; n = 4. LN is a norm of each stream, one a connection. The start of s is that of the listing
-    in the paper's appendix, which was read in notes alone. At the start the static ones, bit for bit. W has weight
-    decay.
+    2409.19606, Eqs. 10-13; n = 4. LN is a norm of each stream; each connection has its own. The start of s is that of
+    the listing in the paper's appendix, of which only notes were read. At the start the model equals the static one,
+    bit for bit. W has weight decay.
     """
 
     learns = "beside the static ones W_b, W_m: d, W_r: d n, 2 scales and a norm a sub-layer"

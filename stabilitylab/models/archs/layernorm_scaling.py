@@ -26,7 +26,7 @@ from .preln import PreLN
 class LayerNormScaling(PreLN):
     r"""Pre-LN, x_{l+1} = x_l + F(LN(x_l) / sqrt(l)) in layer l.  The Curse of Depth, Sun et al. 2025 (2502.05795).
 
-    The final norm is not scaled. The paper has decoders alone; Inferred: l restarts at 1 in each stack.
+    The final norm is not scaled. The paper has only decoders. Inferred: l restarts at 1 in each stack.
     """
 
     scale: Tensor

@@ -1,4 +1,4 @@
-"""The Transformer as first published."""
+"""Post-LN: the Transformer as first published."""
 
 from __future__ import annotations
 

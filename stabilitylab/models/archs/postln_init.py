@@ -1,4 +1,4 @@
-"""Post-LN with smaller initial weights at the bottom."""
+"""Post-LN with smaller initial weights in the lower layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .postln import PostLN
 class PostLNInit(PostLN):
     r"""Post-LN, all matrices of layer l drawn 1 / k_l smaller, k_l = N - l + 1.  DeepNet, Figure 3.
 
-    Inferred: "the weights of the l-th layer" are all of them, q and k too, and N is the depth of the layer's own stack.
+    Inferred: "the weights of the l-th layer" are all its weights, those of q and k too, and N is the depth of the
+    layer's own stack.
     """
 
     def gain(self, matrix: str) -> float:

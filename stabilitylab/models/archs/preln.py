@@ -1,4 +1,4 @@
-"""The norm in front of each sub-layer."""
+"""Pre-LN: a norm in front of each sub-layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResiDual: Post-LN, with the sum of all branches carried beside it."""
+"""ResiDual: Post-LN with a second stream, the plain sum of all branches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Streams = tuple[Tensor, Tensor]
 
 
 class Dual(Trunk):
-    """Two streams that both start as the embedding; the stack ends in x + LN(d)."""
+    """A pair of streams (x, d) that both start as the embedding. The stack ends in x + LN(d)."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -30,7 +30,7 @@ class Dual(Trunk):
 class ResiDual(Residual):
     r"""x_{l+1} = LN(x_l + F(x_l)) beside d_{l+1} = d_l + F(x_l); a stack ends in x + LN(d).  ResiDual, Xie et al. 2023.
 
-    2304.14802. Probes read x, the stream that the sub-layers see. Initialised as Post-LN.
+    2304.14802. Sub-layers and probes read x. Weights are initialised as in Post-LN.
     """
 
     trunk = Dual

@@ -24,7 +24,8 @@ from ..sublayers import SubLayer
 class ReZero(Residual):
     r"""x_{l+1} = x_l + a F(x_l), one a a layer, 0 at the start; no norm.  Bachlechner et al. 2020 (2003.04887).
 
-    At a = 0 a stack is the identity, and every weight inside F has a gradient of exactly 0. Initialised as Post-LN.
+    At a = 0 a stack is the identity, and every weight inside F has a gradient of exactly 0. Weights are initialised as
+    in Post-LN.
     """
 
     normalised = False

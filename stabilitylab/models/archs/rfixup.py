@@ -1,4 +1,4 @@
-"""Fixup's Transformer: no norm; zero, small and shared scalars in its place."""
+"""R-Fixup, the Transformer of Fixup: no norm, but zero and small initial weights, and trained scalars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sublayers import FeedForward, SubLayer
 
 
 class Shift(nn.Module):
-    """x - b, b one trained number, 0 at the start."""
+    """A trained shift: x - b, where b is one number that starts at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,10 @@ class RFixupTrunk(Trunk):
 class RFixup(Residual):
     r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
 
-    1901.09321. No norm. As in the authors' Transformer: q, k, v drawn L^{-1/6} smaller, fc1 L^{-1/2} smaller, out, fc2
-    and an untied output matrix 0; L counts the sub-layers of the model (their cross-attention takes 12 for any L: not
-    followed). In cross-attention b moves the query alone. Inferred: L of a single stack.
+    1901.09321. There is no norm. Initial weights are those of the authors' Transformer: q, k and v are drawn L^{-1/6}
+    smaller, fc1 L^{-1/2} smaller; out, fc2 and an untied output matrix are 0. L is the number of sub-layers of the
+    model. (The authors' cross-attention takes 12 for any L; this is not followed.) In cross-attention b shifts the
+    query alone. Inferred: L of a single stack.
     """
 
     normalised = False

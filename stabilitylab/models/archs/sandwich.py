@@ -1,4 +1,4 @@
-"""Norms on both sides of each sub-layer: Sandwich-LN and Peri-LN."""
+"""Sandwich-LN and Peri-LN: norms on both sides of each sub-layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .preln import PreLN
 class Sandwich(PreLN):
     r"""x_{l+1} = x_l + LN(F(LN(x_l))), and a norm after the last layer of each stack.  CogView (2105.13290).
 
-    Dropout comes behind the outer norm, as for every branch here.
+    Dropout comes after the outer norm, as it comes last in every branch here.
     """
 
     learns = "a second norm a sub-layer; the final norm"
@@ -52,7 +52,7 @@ class EmbeddingNorm(Trunk):
 class PeriLN(Sandwich):
     r"""Sandwich-LN over a normalised embedding, x_0 <- LN(x_0).  Kim et al. 2025 (2502.02732).
 
-    The norm of the embedding is all that tells it from Sandwich-LN; the paper calls it optional.
+    The norm of the embedding is the only difference to Sandwich-LN; the paper calls it optional.
     """
 
     trunk = EmbeddingNorm

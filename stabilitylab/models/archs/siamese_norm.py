@@ -1,4 +1,4 @@
-"""SiameseNorm: a normalised stream and a plain sum beside it, both of which the sub-layers read."""
+"""SiameseNorm: a normalised stream and a second stream, a plain sum; the sub-layers read both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Streams = tuple[Tensor, Tensor]
 
 
 class Siamese(Trunk):
-    """Two streams that both start as the embedding; the stack ends in p + LN(y)."""
+    """A pair of streams (p, y) that both start as the embedding. The stack ends in p + LN(y)."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -42,11 +42,12 @@ class Siamese(Trunk):
 class SiameseNorm(Residual):
     r"""o = F(LN(p + LN(y))); p <- LN(p + o / sqrt(c)), y <- y + o; a stack ends in p + LN(y).  Li et al. 2026.
 
-    2602.08064; the authors' code for vision (Qwen-Applications/SiameseNorm 70efa00) and notes of the paper were read.
-    Its language models were not, which have HybridNorm's q, k and v in the stream p: unsure, and left out here. The
-    depth scale c: the notes have the layer's number from 1 (``arch.depth_scale = layer``), the code twice that number
-    and a norm of p in front of each sub-layer (``twice`` has that number alone); ``off``: c = 1. ``arch.inner =
-    false`` leaves out the norm in front of F. Probes read p. Inferred: an encoder-decoder's stacks each by themselves.
+    2602.08064. The authors' code for vision (Qwen-Applications/SiameseNorm 70efa00) and notes of the paper were read.
+    The code of its language models was not read. They have HybridNorm's q, k and v in the stream p; this is unsure, and
+    left out here. Depth scale: with ``arch.depth_scale = layer``, c is the layer's number from 1, as in the notes. With
+    ``twice``, c is twice that number, as in the code; the code also has a norm of p in front of each sub-layer, which
+    is left out. With ``off``, c = 1. ``arch.inner = false`` leaves out the norm in front of F. Probes read p. Inferred:
+    each stack of an encoder-decoder has its own streams.
     """
 
     trunk = Siamese

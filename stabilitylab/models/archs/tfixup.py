@@ -1,4 +1,4 @@
-"""T-Fixup: no norm, no warm-up, and initial weights that stand in for both."""
+"""T-Fixup: no norm and no warm-up; small initial weights replace both."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def tfixup_constants(place: Place) -> tuple[float, float]:
 class TFixup(Residual):
     r"""x_{l+1} = x_l + F(x_l), no norm, no warm-up; v, out, fc1, fc2 and embeddings small.  Huang et al. 2020.
 
-    q and k have gain 1, as in the paper (its code: 1/sqrt(2)). The paper derives its constants for an encoder with a
-    decoder, so a single stack is refused. A table that both sides share has the encoder's gain.
+    q and k have gain 1, as in the paper (its code has 1/sqrt(2)). The paper derives its constants for an encoder with a
+    decoder, so a single stack is refused. An embedding that both sides share has the encoder's gain.
     """
 
     normalised = False

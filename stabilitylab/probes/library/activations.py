@@ -1,4 +1,4 @@
-"""Numbers of the forward pass: magnitudes at the norms, and how many activations are not zero."""
+"""Probes of the forward pass: the size of each norm's input, and the share of active feed-forward units."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ EPS = 0.01  # of a token's rms, under which an activation counts as off
     log=True,
 )
 class LNInput(Probe):
-    """E_t ||x_t||_2 of what enters each norm (s x + alpha F in Post-LN) and its 99th percentile over tokens; apart from
-    each other the branch E ||F||, as added E ||alpha F||, and the shortcut E ||s x||. DeepNet, Figs. 4b and 4c."""
+    """The size of each norm's input. ``value``: E_t ||x_t||_2, the mean over real tokens (in Post-LN, s x + alpha F
+    enters the norm). ``p99``: the 99th percentile of ||x_t||_2 over tokens. Models that name these parts have three
+    more columns: ``branch`` E ||F||, ``scaled_branch`` E ||alpha F|| (the branch as it is added) and ``shortcut`` E ||s
+    x||. DeepNet, Figs. 4b and 4c."""
 
     taps = TAPS
     together = True
@@ -48,10 +50,11 @@ class LNInput(Probe):
     log=False,
 )
 class ActivationSparsity(Probe):
-    """Share of entries of what a feed-forward block's second linear sees, a routed expert's too; smaller is sparser.
-    nonzero_fraction: those > 0, exact for ReLU (BranchNorm, Fig. 9; Li et al. 2022). active_fraction: those with
-    |a| > 0.01 rms(a), rms over the token's entries, for smooth activations and products (GELU, SiLU, SwiGLU), never
-    exactly 0 (Inferred)."""
+    """The share of non-zero entries in the input of each feed-forward block's second linear, those of routed experts
+    included; a smaller share is sparser. ``nonzero_fraction``: the share of entries > 0, exact for ReLU (BranchNorm,
+    Fig. 9; Li et al. 2022). ``active_fraction``: the share of entries with |a| > 0.01 rms(a), where rms is taken over
+    the entries of the token. It is for activations that are never exactly 0 (GELU, SiLU, SwiGLU), and our own
+    definition (Inferred)."""
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         bound = EPS * torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y)) / y.shape[-1] ** 0.5

@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""Inside Adam: whether its second moment keeps up with the gradient, and where its eps takes over."""
+"""The state of Adam: how well its second moment follows the gradient, and how many entries its eps dominates."""
 
 from __future__ import annotations
 
@@ -32,21 +32,25 @@ Tensors = list[torch.Tensor]
     log=True,
 )
 class AdamState(ParameterProbe):
-    """rms_t: sqrt(mean(g^2 / max(v, eps^2))) over the entries of a row, v the second moment right after this update (so
-    g is in it), bias-corrected, v_t / (1 - beta_2^t): 1 at the first update, 1/sqrt(1 - beta_2) at most. update_rms:
-    rms of m / (sqrt(v) + eps), m bias-corrected too: the update before the learning rate, without weight decay.
-    eps_floor: share of entries with sqrt(v) < 10 eps. Wortsman et al. 2023 (2304.13013: RMS_t of StableAdamW).
+    """The state of Adam in each row. ``rms_t``: sqrt(mean(g^2 / max(v, eps^2))) over the entries of a row. Here v is
+    the bias-corrected second moment v_t / (1 - beta_2^t) right after this update, so g is already part of it; rms_t is
+    1 at the first update and at most 1/sqrt(1 - beta_2). ``update_rms``: the root mean square of m / (sqrt(v) + eps),
+    with m bias-corrected too, which is the update before the learning rate and without weight decay. ``eps_floor``: the
+    share of entries with sqrt(v) < 10 eps. Wortsman et al. 2023 (2304.13013: RMS_t of StableAdamW).
 
-    Look for an rms_t well above 1 (the paper: above 2.3, in the patch embedding, 1 to 8 updates before a loss spike): v
-    is out of date, and the update too large. eps_floor near 1: those entries move by m / eps, so Adam balances nothing.
+    Look for an rms_t well above 1: v is then out of date, and the update is too large. The paper saw rms_t above 2.3 in
+    the patch embedding 1 to 8 updates before a loss spike. Where eps_floor is near 1, the entries move by about m /
+    eps, so Adam no longer balances them.
 
-    g is the gradient that the optimizer used, after clipping (without Adam's own L2 term, weight_decay of Adam but not
-    of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent,
-    as are all of an Adam that keeps other state than PyTorch's (8-bit, factored), and of several optimizers those that
-    another kind updates. NAdam and RAdam make another update of the same moments: update_rms is missing.
+    g is the gradient that the optimizer used, after clipping. It does not include Adam's own L2 term (``weight_decay``
+    of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by.
 
-    Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them, or of 34
-    million of their entries.
+    A row that was not updated is absent. If the Adam keeps another state than PyTorch's (8-bit, factored), all of its
+    rows are absent. If there are several optimizers, the rows of those that are not Adam are absent. NAdam and RAdam
+    make another update from the same moments, so their ``update_rms`` is missing.
+
+    Cost: a dozen operators over lists of all parameters. Meanwhile they hold about three copies of the parameters, or
+    of 34 million of their entries if the model has more.
     """
 
     def __init__(self) -> None:

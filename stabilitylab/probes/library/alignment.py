@@ -1,4 +1,4 @@
-"""The angle between the gradient and what it acts on: the weights, and Adam's first moment."""
+"""The angles between the gradient and two other vectors: the weights, and Adam's first moment."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ Values = Sequence[torch.Tensor | None]
     log=False,
 )
 class GradientAlignment(ParameterProbe):
-    """weight: <g, theta_t> / (||g|| ||theta_t||), the cosine of gradient and weight of each sub-layer, and of each
-    module outside the layers; moment: <g, m> / (||g|| ||m||), that of the gradient and Adam's first moment m as the
-    update begins, so that g is not in it. g is dE/dtheta_t before clipping; of parameters that have both alone. Our
-    definitions.
+    """The cosine between the gradient g and two other vectors, for each sub-layer and for each module outside the
+    layers. ``weight``: <g, theta_t> / (||g|| ||theta_t||), the cosine with the weights. ``moment``: <g, m> / (||g||
+    ||m||), the cosine with Adam's first moment m as the update begins, so that g is not yet part of m. g is dE/dtheta_t
+    before clipping. Only parameters that have both vectors count. Our definitions.
 
-    Look for a weight cosine far below 0: a descent step makes the weights longer. In front of a norm it is 0, since the
-    loss does not depend on their length (up to the norm's eps). A moment cosine near 0 is noise, above 0 the same way
-    as before; below 0 the gradient turns against the moment, which is what an oscillation at the edge of stability
-    looks like. The moment is missing before the first update, and for optimizers that are not Adam's kind.
-    The share of each place in the gradient norm is in ``grad_norm``, and ``diagnose`` says it.
+    Look for a weight cosine far below 0: a descent step then makes the weights longer. The cosine is 0 for weights in
+    front of a norm, since the loss does not depend on their length (up to the norm's eps). A moment cosine near 0 means
+    noise. Above 0, the gradient points the same way as before. Below 0, the gradient turns against the moment, as it
+    does in an oscillation at the edge of stability.
 
-    Cost: two products and four norms of all parameters of a probed row in float64. The group "all" leaves it out.
+    ``moment`` is missing before the first update, and for optimizers that are not of Adam's kind. The table
+    ``grad_norm`` has the share of each place in the gradient norm, and ``diagnose`` prints it.
+
+    Cost: in float64, two products and four norms of all parameters of a probed row. The group "all" does not include
+    this probe.
     """
 
     by_name = True

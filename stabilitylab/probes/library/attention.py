@@ -1,4 +1,4 @@
-"""Attention: the entropy of its weights and its largest logit, of any model, read where softmax is taken."""
+"""Attention: the entropy of its weights and its largest logit, read where the softmax is taken, for any model."""
 
 from __future__ import annotations
 
@@ -34,21 +34,27 @@ Caught = dict[str, torch.Tensor]  # each (..., queries): the numbers of one soft
     log=False,
 )
 class Attention(Probe):
-    """entropy: -sum_j A_ij log A_ij in nats, mean over heads and real queries; entropy_min: of each query's lowest
-    head; ceiling: log of the number of keys that a query may see, which the entropy of uniform attention reaches.
-    max_logit: largest q_i k_j / sqrt(d_h), any bias added, over real queries, the keys they may see, and heads. Zhai et
-    al. 2023 (2303.06296); Dehghani et al. 2023 (2302.05442).
+    """The entropy of the attention weights and the largest logit of each attention module. ``entropy``: -sum_j A_ij log
+    A_ij in nats, the mean over heads and real queries. ``entropy_min``: the same, but for each query only the head with
+    the lowest entropy. ``ceiling``: the log of the number of keys that a query may see, which is the entropy of uniform
+    attention. ``max_logit``: the largest q_i k_j / sqrt(d_h), with any bias added, over real queries, the keys that
+    they may see, and heads. Zhai et al. 2023 (2303.06296); Dehghani et al. 2023 (2302.05442).
 
-    Look for an entropy that falls to 0 while its ceiling stays (collapse: each query copies one token, and gradients
-    through the softmax vanish), and for a max_logit that grows from row to row, which comes before a divergence.
+    Look for an entropy that falls to 0 while its ceiling stays. This is entropy collapse: each query copies one token,
+    and gradients through the softmax vanish. Look also for a max_logit that grows from row to row, since this comes
+    before a divergence.
 
-    Exact, in float32 or the model's wider type: logits are recomputed from the q, k and mask of each call of
-    ``F.scaled_dot_product_attention``, or taken from each softmax over the last dimension, while an attention module
-    runs. A kernel that calls neither (flash-attn, FlexAttention) leaves its row absent, which is said by name. A key
-    counts as one that may be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may
-    see none has entropy and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
+    The numbers are exact, in float32 or in the model's wider type. While an attention module runs, the logits are
+    recomputed from q, k and the mask of each call of ``F.scaled_dot_product_attention``, or they are taken from each
+    softmax over the last dimension. If a kernel calls neither (flash-attn, FlexAttention), the row of the module is
+    absent, and the log and the run name the module.
 
-    Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python.
+    A key counts as visible if its mask is above -9000; if only the sum of logit and mask is known, the sum has to be
+    above -9000. A query that may see no key has entropy and ceiling 0. Several softmaxes of one call count as further
+    heads. Several calls add up.
+
+    Cost: the logits and weights of one module at a time, computed twice. The operators of the reference pass run
+    through Python.
     """
 
     def __init__(self) -> None:
@@ -110,16 +116,18 @@ class Attention(Probe):
     log=False,
 )
 class AttentionHeads(Attention):
-    """Largest q_i k_j / sqrt(d_h), any bias added, of each head in the training forwards: over real queries, the keys
-    that they may see, micro-batches and ranks. The row of a module is the largest of its heads, each of which has a row
-    behind it (``layers.3.attn.head_0``). Dehghani et al. 2023 (2302.05442); Kimi Team 2025 (2507.20534, QK-clip).
+    """The largest logit q_i k_j / sqrt(d_h) of each head in the training forwards, with any bias added: the maximum
+    over real queries, the keys that they may see, micro-batches and ranks. Each head has a row of its own after the row
+    of its module (``layers.3.attn.head_0``); the row of the module is the largest of its heads. Dehghani et al. 2023
+    (2302.05442); Kimi Team 2025 (2507.20534, QK-clip).
 
-    Look for one head that runs away from the others, long before the mean of its layer shows it.
+    Look for one head that leaves the others behind, long before the mean of its layer shows it.
 
-    What ``attention`` sees of the held-out batch, of the batches that train; so it sees as much: fused kernels by their
-    q, k and mask, and neither FlexAttention, flash-attn nor compiled code, which the log and the run name.
+    This probe reads from the training batches what ``attention`` reads from the held-out batch, with the same limits.
+    It sees fused kernels by their q, k and mask. It does not see FlexAttention, flash-attn or compiled code; the log
+    and the run name such modules.
 
-    Cost: a second time the logits of one attention module at a time, in probed rows.
+    Cost: in probed rows, the logits of one attention module at a time, computed a second time.
     """
 
     heads = True
@@ -185,20 +193,21 @@ class AttentionHeads(Attention):
     log=False,
 )
 class AttentionSink(AttentionHeads):
-    """value: the share A_i1 of each query's attention that falls on the first key it may see, mean over real queries,
-    of each head in the training forwards (``layers.3.attn.head_0``); of a module: mean over its heads. uniform: the
-    share that uniform attention would put there, 1 / the number of keys that the query may see. Xiao et al. 2023
-    (2309.17453: attention sinks); the mean over all queries is the importance score of Gu et al. 2024 (2410.10781), who
-    call a head with more than 0.3 a sink.
+    """The share of attention that falls on the first key, for each head in the training forwards
+    (``layers.3.attn.head_0``). ``value``: A_i1, the attention of query i on the first key that it may see, the mean
+    over real queries; the row of a module is the mean over its heads. ``uniform``: the share that uniform attention
+    would put there, which is 1 / the number of keys that the query may see. Xiao et al. 2023 (2309.17453: attention
+    sinks). The mean over all queries is the importance score of Gu et al. 2024 (2410.10781), who call a head above 0.3
+    a sink.
 
-    Look for heads that rest on the first token: most of a trained causal model's do, and a jump or a loss of it goes
-    with massive activations (``outliers``). The first key is the first real token under masks of padding; under a
-    sliding window it is the oldest key of the window, which is no sink.
+    Look for heads that rest on the first token. Most heads of a trained causal model do. A sudden gain or loss of such
+    heads goes with massive activations (``outliers``). Under a padding mask the first key is the first real token.
+    Under a sliding window it is the oldest key of the window, which is not a sink.
 
-    What ``attention_heads`` sees is seen, and what it does not is named in the same way. The group "all" leaves the
-    probe out.
+    This probe sees the same modules as ``attention_heads``, and names those that it cannot see in the same way. The
+    group "all" does not include this probe.
 
-    Cost: a second time the logits of one attention module at a time, and a logsumexp of them, in probed rows.
+    Cost: in probed rows, the logits of one attention module at a time, computed a second time, and a logsumexp of them.
     """
 
     by_name = True
@@ -221,7 +230,7 @@ class AttentionSink(AttentionHeads):
 
 
 class Entering(Copied):
-    """Before the forward of an attention module."""
+    """A hook before the forward of an attention module."""
 
     def __init__(self, probe: AttentionHeads) -> None:
         self._probe = probe
@@ -232,7 +241,7 @@ class Entering(Copied):
 
 
 class Leaving(Copied):
-    """Behind it, whether it failed or not."""
+    """A hook behind the forward of an attention module, which runs even if the forward fails."""
 
     def __init__(self, probe: AttentionHeads) -> None:
         self._probe = probe

@@ -1,4 +1,4 @@
-"""The share that a sub-layer adds to the stream, beside what it adds it to."""
+"""The share of the stream that each branch adds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from ..rules import Mean
     log=True,
 )
 class BranchVariance(Probe):
-    """Var_d of the branch as added (alpha F), of the shortcut s x, and of their sum (total: what Post-LN normalises,
-    Pre-LN's stream after the addition), per token, then the mean over real tokens: beta_ii^2 = branch / total.
-    Variances do not add up where branch and shortcut correlate. Admin, Sec. 4.2 and Thm. 2."""
+    """The variance Var_d over the width of the parts of each residual addition, per token, then the mean over real
+    tokens. ``branch``: alpha F, the branch as it is added. ``shortcut``: s x. ``total``: their sum (in Post-LN the
+    input of the norm, in Pre-LN the stream after the addition). Admin's beta_ii^2 is branch / total. If branch and
+    shortcut correlate, their variances do not add up to the total. Admin, Sec. 4.2 and Thm. 2."""
 
     taps = ("scaled_branch", "shortcut")
 
@@ -52,14 +53,15 @@ class BranchVariance(Probe):
     log=True,
 )
 class LayerBranch(Probe):
-    """The share that a layer adds to what enters it, in any model: branch = Var_d(y - x), shortcut = Var_d(x), ratio =
-    branch over shortcut, per token, then the mean over real tokens. With norms behind the additions (Post-LN) y - x
-    holds their work, too. Balduzzi et al. 2017 (1702.08591), De and Smith 2020 (2002.10444): branches that shrink with
-    depth keep gradients alive.
+    """The size of a layer's addition relative to the layer's input, in any model: ``branch`` = Var_d(y - x) and
+    ``shortcut`` = Var_d(x) for input x and output y, and ``ratio`` = branch / shortcut, per token, then the mean over
+    real tokens. If norms stand behind the additions (Post-LN), y - x also contains the effect of the norms. Balduzzi et
+    al. 2017 (1702.08591), De and Smith 2020 (2002.10444): branches that shrink with depth keep gradients alive.
 
-    Look for a ratio that falls to 0 with depth (layers that are near the identity) or is far above 1.
+    Look for a ratio that falls to 0 with depth (such layers are near the identity), or that is far above 1.
 
-    Cost: two variances of each layer in the reference pass."""
+    Cost: two variances of each layer in the reference pass.
+    """
 
     undefined = frozenset({"ratio"})  # where all entries of a token are alike
 

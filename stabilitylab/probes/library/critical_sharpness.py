@@ -1,4 +1,4 @@
-"""The distance that one could go further along an update before the loss rises: forward passes alone."""
+"""The factor by which an update could be longer before the loss rises, measured with forward passes alone."""
 
 from __future__ import annotations
 
@@ -50,22 +50,24 @@ STATES = {"found": FOUND, "beyond": BOUND, "below": BOUND, "noise": NOISE}
     log=True,
 )
 class CriticalSharpness(CurvatureProbe):
-    """value: 2 / critical_rate, the largest learning rate along this row's update at which the loss of a fixed batch
-    does not rise; headroom: critical_rate over the present learning rate (1: this update just left the loss as it was).
-    With curvature_batch="update" the loss is that of the batch that the update was made of, and critical_rate the
-    smallest rate at which it rises, as Kalra et al. 2026 (2601.16979) define it. state: 1 (found), 0 (bound: the loss
-    rose at no rate that was tried, and high is missing, or at all of them, and low is), -1 (noise: below the crossing
-    or above it the loss changes by less than noise); rows other than found decide nothing. low, high: headroom between
-    which the crossing was found, 6 % apart or less unless 4 forwards did not suffice or the loss is noisy. noise: three
-    standard errors of the loss at theta_t evaluated twice, and at least three of its rounding. least, most: where the
-    loss of each of three thirds of the batch crosses, by a quadratic through the same forwards (0: it rises from the
-    start), missing where that cannot be told.
+    """The largest learning rate along this row's update at which the loss of a fixed batch does not rise
+    (``critical_rate``), and numbers derived from it. ``headroom``: critical_rate / the present learning rate (1: this
+    update left the loss just as it was). ``value``: 2 / critical_rate. With ``curvature_batch="update"`` the loss is
+    that of the batch from which the update was made, and critical_rate is the smallest rate at which the loss rises, as
+    Kalra et al. 2026 (2601.16979) define it. ``state``: 1 = found; 0 = bound: the loss rose at none of the tried rates
+    (``high`` is missing) or at all of them (``low`` is missing); -1 = noise: on one side of the crossing the loss
+    changes by less than ``noise``. Only rows that are found decide anything. ``low``, ``high``: the headroom between
+    which the crossing was found, 6 % apart or less, unless 4 forwards did not suffice or the loss is noisy. ``noise``:
+    three standard errors of the loss at theta_t, from two evaluations, and at least three standard errors of its
+    rounding. ``least``, ``most``: the smallest and the largest headroom of three thirds of the batch, each from a
+    quadratic through the same forwards (0: the loss of this third rises from the start); they are missing where a
+    third's crossing cannot be determined. ``forwards``: the number of forward passes of the row.
 
-    Look for a headroom that falls to 1 and stays below: the loss of this batch rises with each update.
+    Look for a headroom that falls to 1 and stays below: each update then raises the loss of this batch.
 
-    Cost: 5 forward passes a row, 6 where the loss differs from one evaluation to the next, 17 at the first row and
-    after a bound or noise, when the search begins anew; up to 2 more where the loss is noisy. Of the batch of the
-    update up to 5 more. And two copies of the parameters.
+    Cost: 5 forward passes a row, and 6 if the loss differs from one evaluation to the next. The first row takes 17, as
+    does a row after a bound or after noise, because the search begins anew. A noisy loss takes up to 2 more. The batch
+    of the update takes up to 5 more. Two copies of the parameters are kept.
     """
 
     def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""The fingerprint of a row: sums with random signs of every sub-layer's values, gradients, and of all parameters."""
+"""The fingerprint of a row: sums with random signs of each sub-layer's values and gradients, and of all parameters."""
 
 from __future__ import annotations
 
@@ -160,18 +160,21 @@ class _Read:
 
 @_module_table("fingerprint", on="forward")
 class FingerprintForward(_OfModules):
-    """Sixteen sums with random signs, z_j = sum_{t,f} r_j(t) c_j(f) x_{t,f}, of what enters and leaves each sub-layer;
-    norm: ||x||_F; call: the order of the calls; ulp: the spacing of the dtype at 1. Alon, Matias, Szegedy 1996.
+    """Sixteen sums with random signs (``s0`` to ``s15``) of each value that enters or leaves a sub-layer: z_j =
+    sum_{t,f} r_j(t) c_j(f) x_{t,f}. ``norm``: ||x||_F. ``call``: the place of this call in the order of calls. ``ulp``:
+    the spacing of the dtype at 1. Alon, Matias, Szegedy 1996.
 
-    The mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2 of two runs with an equal batch, which norms do not show:
-    ``compare`` and ``bisect`` read it. Sums of micro-batches and of a batch without its padding are those of one batch
-    (``mask=`` says what is padding; the batch is the first dimension). Brings ``fingerprint_gradient``,
-    ``fingerprint_weight`` and ``fingerprint_weight_gradient``. The group "all" leaves the four out.
+    For two runs with the same batch, the mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2, which norms do not
+    show. ``compare`` and ``bisect`` read it. The sums of micro-batches add up to those of one batch, and padding
+    changes nothing (``mask=`` says where the padding is; the first dimension is the batch). This probe brings
+    ``fingerprint_gradient``, ``fingerprint_weight`` and ``fingerprint_weight_gradient`` with it. The group "all" does
+    not include these four.
 
-    Sums of ranks add up to those of one process whose batch is that of all ranks, one after the other; each has as many
-    samples. Stages of a pipeline are refused, and so is a model that the caller's own code splits (``share=``).
+    The sums of several ranks add up to those of one process whose batch holds the samples of all ranks, one rank after
+    the other. Each rank must have as many samples as the others. The stages of a pipeline are refused, and so is a
+    model that the caller's own code splits (``share=``).
 
-    Cost: two thin products in float64 per module of a layer, in each forward of a probed row; on a CPU a tensor that
+    Cost: two thin products in float64 per module of a layer, in each forward of a probed row. On a CPU, a tensor that
     leaves one module and enters the next is read in full once.
     """
 
@@ -180,10 +183,11 @@ class FingerprintForward(_OfModules):
 
 @_module_table("fingerprint_gradient", on="backward")
 class FingerprintGradient(_OfModules):
-    """The sums of ``fingerprint``, of dE/dx of what enters and leaves each sub-layer; call: the order in the backward
-    pass.
+    """The sums of ``fingerprint`` for dE/dx, the gradient of each value that enters or leaves a sub-layer. ``call``:
+    the place of this call in the order of the backward pass.
 
-    Cost: as that of ``fingerprint``, in each backward of a probed row."""
+    Cost: the cost of ``fingerprint``, in each backward of a probed row.
+    """
 
     def _unlike(self, site: Site, weight: torch.Tensor) -> str:
         if site.take == "input":  # in one process it is that by way of all modules which take the tensor
@@ -233,10 +237,11 @@ class _OfParameters(ParameterProbe):
 
 @_parameter_table("fingerprint_weight", phase="step")
 class FingerprintWeight(_OfParameters):
-    """The sums of ``fingerprint``, of every single parameter theta_t by its name. The indices of a weight are those of
-    its output and its input, so that Hugging Face's Conv1D and a Linear agree.
+    """The sums of ``fingerprint`` for every single parameter theta_t, by its name. The two indices of a weight are its
+    output and its input, so that Hugging Face's Conv1D and a Linear with the same weights agree.
 
-    Cost: two thin products in float64 per parameter of a probed row."""
+    Cost: two thin products in float64 per parameter of a probed row.
+    """
 
     def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
         return parameters.tensors
@@ -244,9 +249,11 @@ class FingerprintWeight(_OfParameters):
 
 @_parameter_table("fingerprint_weight_gradient")
 class FingerprintWeightGradient(_OfParameters):
-    """The sums of ``fingerprint``, of the gradient of every single parameter, before clipping; absent: it has none.
+    """The sums of ``fingerprint`` for the gradient of every single parameter, before clipping. A parameter without a
+    gradient is absent.
 
-    Cost: as that of ``fingerprint_weight``."""
+    Cost: the cost of ``fingerprint_weight``.
+    """
 
     def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
         return parameters.gradients()

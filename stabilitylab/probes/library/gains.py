@@ -1,4 +1,4 @@
-"""The gains of the normalisation layers, which set the scale of everything behind them."""
+"""The gains of the norms, which set the scale of everything behind them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..rules import Max, Ratio
 
 @probe("ln_gain", on="step", phase="step", unit="gain", columns={"rms": Ratio(), "max_abs": Max()}, log=False)
 class LNGain(ParameterProbe):
-    """rms and max_abs of the weight gamma of each norm, LayerNorm, RMSNorm or any other, as theta_t holds it: 1 at the
-    usual initialisation. Where the gain is 1 + weight (Gemma), these are the numbers of the weight. Wortsman et al.
-    2023 (2309.14322).
+    """The root mean square (``rms``) and the largest absolute entry (``max_abs``) of the weight gamma of each norm at
+    theta_t, for LayerNorm, RMSNorm and any other norm; both are 1 at the usual initialisation. If a norm's gain is 1 +
+    weight (Gemma), the numbers are those of the weight. Wortsman et al. 2023 (2309.14322).
 
-    Look for a gain that keeps growing (the branch or the logits behind it do), or that shrinks towards 0 (the layer is
-    being switched off).
+    Look for a gain that keeps growing (the branch or the logits behind it grow with it), or that shrinks towards 0 (the
+    layer is being switched off).
 
     Cost: a few operators over all gains together.
     """

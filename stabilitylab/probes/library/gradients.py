@@ -1,4 +1,4 @@
-"""Numbers of backpropagation: gradient norms of parameters and of activations."""
+"""Probes of backpropagation: the gradient norms of parameters and of activations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from ..rules import Norm, Total
     log=True,
 )
 class GradNorm(ParameterProbe):
-    """||dE/dtheta||_2 per sub-layer (its norm and omega included), and of its v/out/FFN weights, q/k weights, biases,
-    and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d.
+    """The gradient norm ||dE/dtheta||_2 of each sub-layer, its norm and omega included (``value``), and of four groups
+    of its parameters: the weights of v, out and FFN (``vo_ffn``), the weights of q and k (``qk``), biases (``bias``),
+    and the gains and biases of norms (``ln``). Gradients are taken before clipping and after unscaling, for the loss E
+    as the caller normalised it. DeepNet, Figs. 3, 4d.
 
-    A model that does not name its parameters' roles has qk where queries and keys can be told from the rest, and no
-    vo_ffn. Look for qk far below value in an attention: attention is uniform there, since the keys are nearly
-    identical (rank collapse)."""
+    If a model does not name the roles of its parameters, ``vo_ffn`` is missing, and ``qk`` is there only where queries
+    and keys can be told from the rest. Look for an attention whose qk is far below its value: its attention is uniform,
+    since the keys are nearly identical (rank collapse).
+    """
 
     in_step = True
 
@@ -62,8 +65,9 @@ class GradNorm(ParameterProbe):
     log=True,
 )
 class ActivationGradNorm(Probe):
-    """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each
-    sub-layer, or layer; micro-batches add their squares. Admin, Fig. 3 (there relative to the largest)."""
+    """The gradient norm ||dE/dx_l||_F of the stream, over the whole (batch, tokens, width) tensor that enters the stack
+    (layer 0) or leaves each sub-layer (or layer, where sub-layers are not known). Micro-batches add their squares.
+    Admin, Fig. 3 (there relative to the largest)."""
 
     together = True
 

@@ -1,4 +1,4 @@
-"""Histograms of every parameter, of its gradient and its update, and of the activations of every layer."""
+"""Histograms of every parameter, its gradient and its update, and of the activations of every layer."""
 
 from __future__ import annotations
 
@@ -64,17 +64,20 @@ class _OfParameters(ParameterProbe):
 
 @_table("histograms", on="step", phase="step")
 class Histograms(_OfParameters):
-    """The number of entries of every single parameter theta_t by sign and size: ``-2^n`` and ``+2^n`` count those with
-    2^n <= abs(x) < 2^(n+1), n from -64 to 15; ``below`` and ``above`` those beyond, ``zero`` exact zeros, ``nonfinite``
-    NaN and inf. Edges are exact in every dtype. Our definition: the bins are fixed, so that counts of steps, runs,
-    shards and micro-batches can be added and compared.
+    """The number of entries of every single parameter theta_t, by sign and size. ``+2^n`` and ``-2^n`` count positive
+    and negative entries with 2^n <= |x| < 2^(n+1), for n from -64 to 15. ``below`` and ``above``, with their signs,
+    count entries that are smaller or larger. ``zero`` counts exact zeros, ``nonfinite`` counts NaN and inf. The edges
+    are exact in every dtype. Our definition: the bins are fixed, so that counts of steps, runs, shards and
+    micro-batches can be added and compared.
 
-    Brings ``histograms_gradient``, ``histograms_update`` and ``histograms_activation``; the group "all" leaves the four
-    out. Look for a matrix whose sizes drift apart from its neighbours', for a growing share of exact zeros, for a
-    gradient that has moved below 2^-27 (Adam's eps of 1e-8) or, in fp16, below 2^-24.
+    Look for a matrix whose sizes drift apart from those of its neighbours, for a growing share of exact zeros, and for
+    a gradient that has moved below 2^-27 (Adam's eps of 1e-8) or, in fp16, below 2^-24.
 
-    Cost: ten elementwise operators and a scattered sum over all entries of a probed row, a few million at a time; 166
-    numbers (1,328 bytes before compression) a parameter and row.
+    This probe brings ``histograms_gradient``, ``histograms_update`` and ``histograms_activation`` with it. The group
+    "all" does not include these four.
+
+    Cost: ten elementwise operators and a scattered sum over all entries of a probed row, a few million entries at a
+    time; 166 numbers (1,328 bytes before compression) per parameter and row.
     """
 
     brings = ("histograms_gradient", "histograms_update", "histograms_activation")
@@ -85,10 +88,11 @@ class Histograms(_OfParameters):
 
 @_table("histograms_gradient", on="step")
 class HistogramsGradient(_OfParameters):
-    """The counts of ``histograms``, of the gradient of every single parameter, before clipping; absent: it has none.
-    Entries that a sparse gradient does not store are exact zeros.
+    """The counts of ``histograms`` for the gradient of every single parameter, before clipping. A parameter without a
+    gradient is absent. Entries that a sparse gradient does not store count as exact zeros.
 
-    Cost: as that of ``histograms``."""
+    Cost: the cost of ``histograms``.
+    """
 
     def collect(self, parameters: Parameters) -> Collected:
         return self.collected(parameters, _each(parameters.gradients()))
@@ -96,10 +100,11 @@ class HistogramsGradient(_OfParameters):
 
 @_table("histograms_update", on="update")
 class HistogramsUpdate(_OfParameters):
-    """The counts of ``histograms``, of the update of every single parameter, theta_{t+1} - theta_t, in the parameter's
-    own dtype. Look for a bf16 weight most of whose updates are exact zeros: its steps are lost in rounding.
+    """The counts of ``histograms`` for the update theta_{t+1} - theta_t of every single parameter, in the parameter's
+    own dtype. Look for a bf16 weight with an update that is mostly exact zeros: its steps are lost in rounding.
 
-    Cost: as that of ``histograms``, and a copy of the parameters."""
+    Cost: the cost of ``histograms``, and a copy of the parameters.
+    """
 
     def __init__(self) -> None:
         self._theta: list[torch.Tensor] = []
@@ -119,11 +124,12 @@ class HistogramsUpdate(_OfParameters):
 
 @_table("histograms_activation", on="forward", at=hidden_by_layer)
 class HistogramsActivation(Probe):
-    """The counts of ``histograms``, of the entries of each layer's output and of what a feed-forward block's second
-    linear takes: real tokens of all micro-batches of the row, in the training forward.
+    """The counts of ``histograms`` for the entries of each layer's output and of the input of each feed-forward block's
+    second linear: real tokens of all micro-batches of the row, in the training forward.
 
-    Cost: as that of ``histograms``, over these activations in each forward of a probed row; and about four operators a
-    column to add all places up."""
+    Cost: the cost of ``histograms`` over these activations, in each forward of a probed row, and about four operators
+    per column to add all places up.
+    """
 
     by_name = True
 

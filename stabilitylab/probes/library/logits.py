@@ -1,4 +1,4 @@
-"""The drift of the output logits, which the loss does not feel until it is late."""
+"""The drift of the output logits, which shows in the loss only late."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from ..rules import Max, Mean, Quantile
     log=False,
 )
 class Logits(Probe):
-    """log_z: log Z = logsumexp of a token's logits over the vocabulary, mean over real tokens; abs_log_z_p99: 99 %
-    quantile of |log Z| (its size, since a histogram on a log scale holds no signs; to within 2.2 %);
-    mean_logit, max_abs: the logits' mean and largest size. Chowdhery et al. 2022 (PaLM's z-loss, 1e-4 log^2 Z);
-    Wortsman et al. 2023 (2309.14322, output logit divergence).
+    """The size of the output logits over the vocabulary (V entries). ``log_z``: log Z, the logsumexp of a token's
+    logits, mean over real tokens. ``abs_log_z_p99``: the 99 % quantile of |log Z| over tokens, to within 2.2 %; it is
+    of the size, since a histogram on a log scale holds no signs. ``mean_logit``: the mean of the logits. ``max_abs``:
+    the largest absolute logit. Chowdhery et al. 2022 (PaLM's z-loss, 1e-4 log^2 Z); Wortsman et al. 2023 (2309.14322,
+    output logit divergence).
 
-    Look for log_z, about log V + var/2 at the start, that leaves 0 further behind from row to row, or for a mean that
-    drifts (to minus infinity, without z-loss or weight decay): softmax does not feel it, bf16 logits do.
+    Look for a log_z that moves further from 0 from row to row (it starts at about log V + var/2), or for a mean that
+    drifts (to minus infinity, without z-loss or weight decay). The softmax does not change with such a drift, but bf16
+    logits lose precision.
 
-    Taken in the reference pass, exactly and at full precision, not in every training forward, whose logits are the
-    model's largest tensor. Cost: a logsumexp, a mean and a maximum over (tokens, V).
+    The numbers are exact and at full precision. They come from the reference pass and not from each training forward,
+    since the logits are the largest tensor of the model.
+
+    Cost: a logsumexp, a mean and a maximum over (tokens, V).
     """
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

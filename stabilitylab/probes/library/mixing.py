@@ -1,4 +1,4 @@
-"""The growth of signals through the mixtures of several streams."""
+"""The growth of signals through the mixing matrices of models with several streams."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def mixings(sites: Sites) -> Sequence[Site]:
     log=True,
 )
 class MixingGain(Probe):
-    """Largest absolute row sum (forward) and column sum (backward) of H_l ... H_2 H_1, H_l the (n, n) matrix that
-    carries n streams past sub-layer l of a stack, mean over real tokens; own_forward and own_backward: of H_l alone.
-    They bound the growth of signals and of gradients through the streams. mHC, Xie et al. 2025 (2512.24880), whose
-    figures show it for Hyper-Connections and for mHC.
+    """The gain of H_l ... H_2 H_1, where H_l is the (n, n) matrix that carries n streams past sub-layer l of a stack.
+    ``forward``: the largest absolute row sum of the product. ``backward``: its largest absolute column sum.
+    ``own_forward`` and ``own_backward``: the same for H_l alone. All are means over real tokens. They bound the growth
+    of signals and of gradients through the streams. mHC, Xie et al. 2025 (2512.24880), whose figures show the gain for
+    Hyper-Connections and for mHC.
 
-    Look for a forward or backward gain that grows with l: 1 at the start of Hyper-Connections, at most about 1.6 in
-    mHC's paper, up to 3000 in its Hyper-Connections of 27B. A matrix with rows and columns of sum 1 keeps both at 1.
+    Look for a forward or backward gain that grows with l. The gain is 1 at the start of Hyper-Connections, at most
+    about 1.6 for mHC in its paper, and up to 3000 for that paper's Hyper-Connections of 27B. A matrix whose rows and
+    columns sum to 1 keeps both gains at 1.
 
-    Cost: a product of n by n matrices a token and sub-layer of the reference pass.
+    Cost: a product of n by n matrices for each token and sub-layer of the reference pass.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A few entries far above the rest: what low precision has to span, and what attention sinks rest on."""
+"""Outliers: single entries far above the rest, which low precision must represent and attention sinks rely on."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def hidden(sites: Sites) -> Sequence[Site]:
     log=True,
 )
 class Outliers(Probe):
-    """pearson_kurtosis: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over a token's entries, mean over real tokens (3 for a
-    Gaussian, d where one entry holds everything, 0 where all are equal). max_abs: the largest |x|; max_over_rms,
-    max_over_median: a token's largest |x| over its own rms and median |x|, largest over real tokens; no median after
-    activations, where it may be 0. Sun et al. 2024 (2402.17762: massive activations, |x| > 100 and over 1000 medians).
+    """The size of single entries x relative to the other entries of their token, in each layer's output and each
+    feed-forward activation. ``pearson_kurtosis``: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over the d entries of a token,
+    mean over real tokens (3 for a Gaussian, d if one entry holds everything, 0 if all are equal). ``max_abs``: the
+    largest |x|. ``max_over_rms``, ``max_over_median``: a token's largest |x| over the rms and over the median |x| of
+    the same token, the largest over real tokens. The median is not taken after activations, where it may be 0. Sun et
+    al. 2024 (2402.17762: massive activations, |x| > 100 and over 1000 medians).
 
-    Look for a kurtosis that grows with depth or from row to row (fp8 and int8 lose the small entries), and for a
-    layer from which max_over_median jumps by orders of magnitude. max_abs near 65504 overflows in fp16. The paper's
-    median is that of the whole sequence, here it is the token's own.
+    Look for a kurtosis that grows with depth or from row to row (fp8 and int8 lose the small entries), and for a layer
+    from which max_over_median jumps by orders of magnitude. A max_abs near 65504 is about to overflow in fp16. The
+    paper takes the median of the whole sequence; here it is the token's own.
 
     Cost: about ten elementwise operators and a median of each layer's output, in the reference pass.
     """

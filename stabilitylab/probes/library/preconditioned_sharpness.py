@@ -1,4 +1,4 @@
-"""The curvature of the loss in the coordinates that Adam sees: the number that its edge of stability is about."""
+"""The curvature of the loss in Adam's coordinates, which decides where Adam becomes unstable."""
 
 from __future__ import annotations
 
@@ -94,21 +94,25 @@ def _mixed(known: Vector, others: Sequence[Vector], inner: Callable[[Vector, Vec
 
 @probe("preconditioned_sharpness", on="curvature", unit=UNIT, columns={column: Mean() for column in COLUMNS}, log=True)
 class PreconditionedSharpness(OfTheHessian):
-    """value: largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian of a fixed batch's loss at theta_t, P Adam's
-    preconditioner at this row's update, (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps); of parameter groups with
-    learning rates of their own, P times the largest rate over that of the entry's group. to_edge: value over
-    (2 + 2 beta1) / ((1 - beta1) lr), lr the largest rate, which is 38 / lr at beta1 = .9, beyond which Adam is unstable
-    (Cohen et al. 2022, 2207.14484). along_gradient: g'Hg / g'g in the same coordinates (2506.04805). residual: how far
-    the value may be off, relative, and at least what along_gradient exceeds it by; converged: 1 where that is 5 % or
-    less: no other row decides anything. exact: 1 for products by a second differentiation, 0 for central differences of
-    gradients.
+    """The largest curvature of the loss in the coordinates of Adam. ``value``: the largest eigenvalue of P^(-1/2) H
+    P^(-1/2). H is the Hessian of a fixed batch's loss at theta_t. P is Adam's preconditioner at this row's update, (1 -
+    beta1^t) (sqrt(v / (1 - beta2^t)) + eps); if parameter groups have learning rates of their own, P is multiplied by
+    the largest rate over the rate of the entry's group. ``to_edge``: value over (2 + 2 beta1) / ((1 - beta1) lr), where
+    lr is the largest rate. This threshold is 38 / lr at beta1 = .9; beyond it Adam is unstable (Cohen et al. 2022,
+    2207.14484). ``along_gradient``: g'Hg / g'g in the same coordinates (2506.04805). ``residual``: the relative error
+    that the value may have; if along_gradient exceeds the value, at least that excess. ``converged``: 1 if the residual
+    is 5 % or less; rows with 0 decide nothing. ``products``: the number of Hessian-vector products of the row.
+    ``exact``: 1 for products by a second differentiation, 0 for central differences of gradients.
 
-    Look for to_edge that rises to 1, where the largest eigenvalue is held by instability, or stands far above it, as at
-    the beginning of a warm-up that is too short. to_edge is missing where groups differ in beta1, or all rates are 0.
+    Look for a to_edge that rises to 1, where instability itself holds the largest eigenvalue. A to_edge far above 1 is
+    typical of the beginning of a warm-up that is too short. to_edge is missing if groups differ in beta1 or all rates
+    are 0.
 
-    Lanczos from the last row's vector until the residual is 1 %: at most 5 products a row, the gradient's among them,
-    and 21 at the first row and at one after a row that has not converged. A product costs about three forward-backward
-    passes, and the graph of one stays in memory meanwhile.
+    The method is Lanczos, from the vector of the last row, until the residual is 1 %.
+
+    Cost: at most 5 products a row, the one with the gradient included; 21 at the first row and at a row after one that
+    has not converged. A product costs about three forward-backward passes, and the graph of one pass stays in memory
+    meanwhile.
     """
 
     undefined = frozenset({"residual"})

@@ -1,4 +1,4 @@
-"""Rank collapse: tokens that grow alike with depth."""
+"""Rank collapse: the tokens of a sentence become alike with depth."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from ..rules import Mean
     log=False,
 )
 class Rank(Probe):
-    """Numbers of each layer's output X, real tokens only. token_cosine: mean cosine of a token with the others of its
-    sentence, (||sum_i u_i||^2 - n) / (n (n - 1)) with u_i = x_i / ||x_i||; residual_rank_one: ||X - 1 m^T||_F / ||X||_F
-    of a sentence, m its mean token; both mean over tokens, a token alone counting 1 and 0. effective_rank: exp of the
-    entropy of sigma / sum(sigma), stable_rank: ||X||_F^2 / ||X||_2^2, of all tokens of a batch as one matrix, singular
-    values below about 1e-7 of the largest left out; mean over batches. Dong et al. 2021 (2103.03404, there in another
-    norm); Roy & Vetterli 2007, Garrido et al. 2022 (2210.02885, RankMe).
+    """The similarity of the tokens in each layer's output X, and the rank of X, for real tokens only. ``token_cosine``:
+    the mean cosine of a token with the other n - 1 tokens of its sentence, (||sum_i u_i||^2 - n) / (n (n - 1)) with u_i
+    = x_i / ||x_i||. ``residual_rank_one``: ||X - 1 m^T||_F / ||X||_F of a sentence, where m is its mean token. Both are
+    means over tokens; a sentence of one token counts as 1 and 0. ``effective_rank``: exp of the entropy of sigma /
+    sum(sigma). ``stable_rank``: ||X||_F^2 / ||X||_2^2. These two take all tokens of a batch as one matrix with singular
+    values sigma, leave out values below about 1e-7 of the largest, and are means over batches. Dong et al. 2021
+    (2103.03404, there in another norm); Roy & Vetterli 2007, Garrido et al. 2022 (2210.02885, RankMe).
 
-    Look for token_cosine towards 1 and residual_rank_one towards 0 with depth: tokens become one, attention turns
-    uniform and q and k get no gradient (Noci et al. 2022). effective_rank tells how many directions are in use.
+    Look for a token_cosine that rises to 1 and a residual_rank_one that falls to 0 with depth: all tokens become the
+    same, attention becomes uniform, and q and k get no gradient (Noci et al. 2022). effective_rank says how many
+    directions are in use.
 
-    Cost: in float64 a Gram matrix, (d, d) or (tokens, tokens), and its eigenvalues for each layer of the reference
-    pass; the eigenvalue solver of a GPU makes the host wait once a layer.
+    Cost: for each layer of the reference pass, in float64, a Gram matrix (d, d) or (tokens, tokens) and its
+    eigenvalues. On a GPU the eigenvalue solver makes the host wait once a layer.
     """
 
     waits = True

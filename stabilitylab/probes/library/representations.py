@@ -1,4 +1,4 @@
-"""Findings of the reference pass: how alike neighbouring layers are, and how far an update moved the output."""
+"""Probes of the reference pass: the similarity of neighbouring layers, and the change of the output by updates."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from ..rules import Mean
     log=False,
 )
 class CosineSimilarity(Probe):
-    """Cosine over d between a layer's input and output, per token, then the mean over real tokens; row l compares
-    layers l-1 and l (l = 1: with the embedding). raw: as it is; centred: without the mean token. BranchNorm, Fig. 8.
-    Maps of convolutions: over channels, per pixel; a layer that changes the shape has no such number."""
+    """The cosine between a layer's input and output over the width d, per token, then the mean over real tokens. Row l
+    compares layers l-1 and l (row 1 compares with the embedding). ``raw``: the vectors as they are. ``centred``: after
+    the mean token is subtracted. BranchNorm, Fig. 8. For maps of convolutions the cosine is over channels, per pixel. A
+    layer that changes the shape has no number."""
 
     undefined = frozenset({"raw", "centred"})  # of a token that is all 0
 
@@ -66,9 +67,11 @@ class Output:
     log=False,
 )
 class ModelUpdate(Probe):
-    """||F(x; theta_t, alpha_t) - F(x; theta_0, alpha_0)||_2 per token, mean over real tokens (cumulative); against row
-    t-1 (one_update), against (theta_0, alpha_t) (parameters); F(theta_0, alpha_t) against the start (schedule). They do
-    not add up. A schedule costs a copy of theta for the run, another and a forward at due rows. DeepNet, Fig. 4a."""
+    """The distance that the model's output F has moved on a fixed batch x, in L2 norm per token, mean over real tokens.
+    ``cumulative``: ||F(x; theta_t, alpha_t) - F(x; theta_0, alpha_0)||_2, since the start. ``one_update``: against the
+    output at row t-1. ``parameters``: against F(x; theta_0, alpha_t), so by the parameters alone. ``schedule``: F(x;
+    theta_0, alpha_t) against the start, so by a schedule of alpha alone. The columns do not add up. With a schedule, a
+    copy of theta is kept for the run, and due rows take a second copy and one more forward. DeepNet, Fig. 4a."""
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return y.detach().to(wide(y), copy=True)  # compared later: a stack may be reused or written to in place

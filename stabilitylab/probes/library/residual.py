@@ -20,14 +20,15 @@ from ..rules import Mean
     log=True,
 )
 class ResidualNorm(Probe):
-    """value: ||x_l||_2, variance: Var_d(x_l) (divided by d), of what enters each stack (layer 0) and leaves each
-    sub-layer, or layer, mean over real tokens of the training pass. Sun et al. 2025 (2502.05795: Curse of Depth);
-    Kim et al. 2025 (2502.02732: Peri-LN).
+    """The size of the residual stream x_l: ``value`` is ||x_l||_2 and ``variance`` is Var_d(x_l) (divided by d), mean
+    over real tokens of the training pass. It is read where x_l enters each stack (layer 0) and where it leaves each
+    sub-layer (or layer, where sub-layers are not known). Sun et al. 2025 (2502.05795: Curse of Depth); Kim et al. 2025
+    (2502.02732: Peri-LN).
 
-    Look at how the variance grows with l: exponentially or past what later branches add, and deep Pre-LN layers turn
-    into the identity; flat by construction after each Post-LN.
+    Look at how the variance grows with l. If it grows exponentially, or past the variance that later branches add, deep
+    Pre-LN layers turn into the identity. After each Post-LN it is flat by construction.
 
-    Cost: a norm and a variance per sub-layer of each forward of a probed row.
+    Cost: a norm and a variance per sub-layer, in each forward of a probed row.
     """
 
     @property
@@ -44,10 +45,11 @@ class ResidualNorm(Probe):
 
 @probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()}, log=False)
 class OutputNorm(Probe):
-    """||F||_2 per token of each stack's output, its final norm included, mean over real tokens: what the model update
-    ||dF|| is relative to. sqrt(d) behind a LayerNorm whose gain is 1.
+    """The size ||F||_2 per token of each stack's output, its final norm included, mean over real tokens. The distance
+    ||dF|| of ``model_update`` is relative to this size. It is sqrt(d) behind a LayerNorm with gain 1.
 
-    Cost: one norm per stack in the reference pass."""
+    Cost: one norm per stack in the reference pass.
+    """
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)

@@ -1,4 +1,4 @@
-"""The spread of tokens over experts, and how sure their router is."""
+"""The spread of tokens over experts, and the certainty of their router."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from ..rules import Max, Mean
     log=False,
 )
 class Router(Probe):
-    """entropy: -sum_e p_e log p_e of a token's softmax over the E experts, mean over real tokens (log E: undecided);
-    log_z: logsumexp of its logits (the router z-loss is its square; Zoph et al. 2022, 2202.08906, Eq. 5); max_logit:
-    the largest size of one. load_max, load_min: tokens whose first choice is the most, and the least, chosen expert, as
-    a ratio to an even share (1: balanced; E and 0: all go to one; f_i of Fedus et al. 2021, 2101.03961, Eq. 5), of each
-    micro-batch and rank, then their mean.
+    """The choices of a router among its E experts. ``entropy``: -sum_e p_e log p_e of a token's softmax over the
+    experts, mean over real tokens (log E: undecided). ``log_z``: the logsumexp of a token's logits, mean over real
+    tokens; the router z-loss is its square (Zoph et al. 2022, 2202.08906, Eq. 5). ``max_logit``: the largest absolute
+    logit. ``load_max``, ``load_min``: the number of tokens whose first choice is the most chosen and the least chosen
+    expert, as a ratio to an even share, taken for each micro-batch and rank, then averaged. Both are 1 if the load is
+    balanced; they are E and 0 if all tokens go to one expert (f_i of Fedus et al. 2021, 2101.03961, Eq. 5).
 
     Look for a load_max that grows to E (collapse: the other experts get no gradient), and for a log_z that grows.
 
-    Logits are x W^T + b of what enters the router, in float32 or its wider type, before noise or a bias for balance
-    that a model adds itself. Tokens that a capacity drops count where they were sent.
+    The logits are x W^T + b for the input x of the router, in float32 or in a wider type of x. Noise, or a balancing
+    bias that a model adds itself, is not included. A token that is dropped because its expert is full counts for the
+    expert that it chose.
     """
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

@@ -1,4 +1,4 @@
-"""The curvature of the loss without a preconditioner, which gradient descent's edge of stability is about."""
+"""The curvature of the loss without a preconditioner, which decides where gradient descent becomes unstable."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ COLUMNS = ("value", "along_gradient", "residual", "converged", "products", "exac
     log=True,
 )
 class Sharpness(OfTheHessian):
-    """value: largest eigenvalue of the Hessian of a fixed batch's loss at theta_t; along_gradient: g'Hg / g'g.
-    Full-batch gradient descent is unstable from 2 / lr on (Cohen et al. 2021, 2103.00065). residual: how far the value
-    may be off, relative; converged: 1 where that is 5 % or less: no other row decides anything. exact: 1 for products
-    by a second differentiation, 0 for central differences of gradients.
+    """The largest curvature of a fixed batch's loss at theta_t. ``value``: the largest eigenvalue of the Hessian H.
+    Full-batch gradient descent is unstable if it exceeds 2 / lr (Cohen et al. 2021, 2103.00065). ``along_gradient``:
+    g'Hg / g'g. ``residual``: the relative error that the value may have. ``converged``: 1 if the residual is 5 % or
+    less; rows with 0 decide nothing. ``products``: the number of Hessian-vector products of the row. ``exact``: 1 for
+    products by a second differentiation, 0 for central differences of gradients.
 
-    Look for a growth that no learning rate explains. It is not preconditioned_sharpness, from which it differs by
-    orders of magnitude near initialisation, and has no meaning for Adam's stability.
+    Look for a growth that the learning rate does not explain. This number is not preconditioned_sharpness: near
+    initialisation the two differ by orders of magnitude. It says nothing about the stability of Adam.
 
-    Cost: as preconditioned_sharpness.
+    Cost: the cost of preconditioned_sharpness.
     """
 
     undefined = frozenset({"residual"})

@@ -1,4 +1,4 @@
-"""The change of the parameters by the optimizer, theta_t -> theta_{t+1}."""
+"""The update of the parameters by the optimizer, theta_t -> theta_{t+1}."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ..rules import Norm, Ratio
     log=True,
 )
 class UpdateRatio(ParameterProbe):
-    """||theta_{t+1} - theta_t||_2 / ||theta_t||_2 per sub-layer, and the update's root mean square over entries (rms);
-    row t holds them. Keeps one copy of the parameters; of a model that fills a GPU on the host."""
+    """The size of the update of each sub-layer relative to its parameters: ``value`` is ||theta_{t+1} - theta_t||_2 /
+    ||theta_t||_2, and ``rms`` is the root mean square of the update over its entries. Row t holds the update from t to
+    t+1. The probe keeps one copy of the parameters; if the model fills a GPU, the copy is on the host."""
 
     undefined = frozenset({"value"})  # of parameters that are all 0
 
@@ -51,11 +52,12 @@ class UpdateRatio(ParameterProbe):
     log=True,
 )
 class ParameterNorm(ParameterProbe):
-    """weight: ||theta_t||_2, gradient: ||dE/dtheta_t||_2 before clipping, and moved: ||theta_{t+1} - theta_t||_2, of
-    every single parameter, by its name. Keeps one copy of the parameters, as ``update_ratio`` does.
+    """The norms of every single parameter, by its name. ``weight``: ||theta_t||_2. ``gradient``: ||dE/dtheta_t||_2,
+    before clipping. ``moved``: ||theta_{t+1} - theta_t||_2. The probe keeps one copy of the parameters, as
+    ``update_ratio`` does.
 
-    Look for the one matrix that stands behind a layer's number: a projection whose weight grows while the others stay,
-    a gradient that is missing (absent: it has none) or that a single embedding holds.
+    Look for the one matrix behind the number of a layer: a projection whose weight grows while the others stay, a
+    gradient that is absent (the parameter has none), or a gradient that a single embedding dominates.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,8 @@ TAPPED = ("stream", "norms", "activations", "outputs")  # kinds that a model may
 
 
 class FeatureAxis:
-    """Finds the dimension of a norm's input that its weight spans, at the first call in which only one dimension fits.
+    """The search for the dimension of a norm's input that its weight spans. It is found at the first call in which only
+    one dimension fits.
 
     ``size``: the size of the weight. ``expected``: the dimension to return if several dimensions have that size.
     """
@@ -43,8 +44,8 @@ class FeatureAxis:
 
 
 class Parts:
-    """Several tensors of one shape that are read as one: the value is their mean, the gradient the sum of theirs, which
-    is that of moving all of them alike."""
+    """A group of tensors of one shape that are read as one: its value is their mean. Its gradient is the sum of their
+    gradients, which is the gradient of a change that moves all of them alike."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -52,14 +53,14 @@ class Parts:
 
     @property
     def mean(self) -> torch.Tensor:
-        """The same tensor each time."""
+        """The mean of the tensors, the same tensor object at each access."""
         if self._mean is None:  # no cached_property, whose lock a compiler does not know
             self._mean = torch.stack([tensor.detach() for tensor in self.tensors]).mean(0)
         return self._mean
 
     @property
     def distinct(self) -> list[torch.Tensor]:
-        """Each tensor once: the gradient of one that stands there twice is the sum already."""
+        """The tensors without repetition: the gradient of a tensor that occurs twice is the sum already."""
         return list({id(tensor): tensor for tensor in self.tensors}.values())
 
 
@@ -87,16 +88,20 @@ def read(module: nn.Module, value: Any) -> torch.Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place: a module, whether its input or its output counts, and its stack, layer (from 1) and sub-layer.
+    """A place of a model: a module, the choice of its input or its output, and its stack, layer (from 1) and sub-layer.
 
-    ``routed``: the place is inside an expert, which sees some tokens in an order of its own, so that no mask fits.
-    ``channels_first``: tensors with at least so many dimensions have their channels in dimension 1; 0 for none.
-    ``take="inner"``: the value is what stacked experts multiply with their last weight, ``caught`` in the held-out
-    pass. ``whole``: False if the site has the last module of a layer that is never called itself; the input of that
-    module is not the layer's input. ``streams``: the arguments of a layer that takes the residual stream in parts (a
-    branch and the rest), and yields the stream in parts too; the stream is their sum. ``features``: finds the dimension
-    that holds the features. ``inner``: the value may be inside a sub-layer, where the mask of its stack need not fit.
-    ``is_tap``: the module is an Identity tap, whose tuple is read as a whole, see :class:`Parts`.
+    - ``take``: "input", "output", or "inner": the value that stacked experts multiply with their last weight, which is
+      ``caught`` in the held-out pass.
+    - ``routed``: True if the place is inside an expert. An expert gets some tokens, in an order of its own, so no mask
+      fits.
+    - ``channels_first``: tensors with at least this many dimensions have their channels in dimension 1; 0 for none.
+    - ``whole``: False if the site has the last module of a layer that is never called itself. The input of that module
+      is not the input of the layer.
+    - ``streams``: the argument names of a layer that takes the residual stream in parts (a branch and the rest) and
+      returns it in parts too. The stream is their sum.
+    - ``features``: a function that finds the dimension of the features.
+    - ``inner``: True if the value may be inside a sub-layer, where the mask of its stack need not fit.
+    - ``is_tap``: True if the module is an Identity tap, whose tuple is read as a whole (:class:`Parts`).
     """
 
     name: str
@@ -127,7 +132,7 @@ class Site:
 
     @property
     def mask(self) -> str | None:
-        """The stack whose mask weights the tokens here; None if all tokens count."""
+        """The stack whose mask weights the tokens at this place; None if all tokens count."""
         return None if self.routed else self.stack
 
     def arranged(self, value: Any) -> Any:
@@ -204,7 +209,7 @@ def outputs(sites: Sites) -> tuple[Site, ...]:
 
 
 def attentions(sites: Sites) -> tuple[Site, ...]:
-    """Return the modules that attend."""
+    """Return the attention modules."""
     return sites.attentions
 
 

@@ -33,10 +33,11 @@ EARLY = 20  # updates within which Adam has to balance the gradients in a deep m
 
 @figure("admin:3", title="Relative gradient by layer at initialisation", source="Admin, Figure 3 and Table 1")
 class RelativeGradient(Figure):
-    """The norm ||dE/dx_l|| over the largest of its stack at step 0, by layer; 1 everywhere if nothing vanishes or
-    explodes.
+    """The norm ||dE/dx_l|| at step 0, divided by the largest of its stack, by layer. It is 1 everywhere if nothing
+    vanishes or explodes.
 
-    From one-step runs (float64), or the first row of training runs. Inferred: the batch; the paper's is its first one.
+    The numbers come from one-step runs (float64), or from the first row of training runs. Inferred: the batch; the
+    paper takes its first one.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -59,10 +59,11 @@ def one_step(runs: Runs) -> tuple[Runs, list[str]]:
 
 @figure("admin:4", title="Output change under perturbed weights", source="Admin, Figure 4 and Theorem 2")
 class OutputChange(Figure):
-    """Mean over tokens and d of the squared change of x / std(x) in the encoder when its weight matrices move by
-    1e-4 sign(N(0, 1)), or 1e-6 sign(gradient): final output by depth, and at each sub-layer of the deepest encoder.
+    """The squared change of x / std(x) in the encoder, mean over tokens and d, when its weight matrices move by 1e-4
+    sign(N(0, 1)) or by 1e-6 sign(gradient): at the final output by depth, and at each sub-layer of the deepest encoder.
 
-    The paper sums over the batch, so its levels are not comparable. Inferred: its points are one 100-layer encoder's.
+    The paper sums over the batch, so its levels are not comparable. Inferred: the paper's points belong to one
+    100-layer encoder.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -64,12 +64,13 @@ def decades(values: np.ndarray) -> np.ndarray:
 
 @figure("admin:5", title="Relative gradient and relative update", source="Admin, Figure 5")
 class GradientsAndUpdates(Figure):
-    """Cumulative distribution over the sub-layers of all layers: the share whose gradient norm ||dE/dtheta_i||, and the
-    share whose update (root mean square over its entries), is at most x times the largest, both means over the probed
-    steps of the run's second half. Beside it their widths, log10(p95 / p5) in decades, from the first update on.
+    """Cumulative distributions over the sub-layers of all layers: the share of sub-layers whose gradient norm
+    ||dE/dtheta_i|| is at most x times the largest, and the same for the update (root mean square over its entries).
+    Both are means over the probed steps of the run's second half. Beside them are the widths of the distributions,
+    log10(p95 / p5) in decades, from the first update on.
 
-    The paper draws histograms over parameter tensors, and for updates the change W_{i+1} - W_i of an epoch, in which
-    updates of opposite sign cancel; the tables here hold single updates of sub-layers. Inferred: the steps.
+    The paper draws histograms over parameter tensors. For updates it takes the change W_{i+1} - W_i of an epoch, in
+    which updates of opposite sign cancel; the tables here hold single updates of sub-layers. Inferred: the steps.
     """
 
     def picture(self, runs: Runs) -> Picture:

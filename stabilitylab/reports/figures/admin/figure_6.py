@@ -19,11 +19,11 @@ from .figure_3 import DEPTH, FAST
 
 @figure("admin:6", title="Layer dependency of a shallow encoder", source="Admin, Figures 6 and 7")
 class ShallowDependency(LayerDependency):
-    """Layer dependency beta_ij: the share (standard deviation) of residual branch j in the normalised output of
-    sub-layer i; encoders of about 6 layers.
+    """The layer dependency beta_ij, for encoders of about 6 layers: the share (standard deviation) of residual branch j
+    in the normalised output of sub-layer i.
 
-    At initialisation and, if a training run recorded branch_variance, after training. The remainder of sum_j beta_ij^2
-    = 1 is the embedding's share, or correlation between branches, which the definition leaves out.
+    It is drawn at initialisation and, if a training run recorded branch_variance, after training. sum_j beta_ij^2 falls
+    short of 1 by the embedding's share, or by correlation between branches, which the definition leaves out.
     """
 
     layers = 6

@@ -21,11 +21,11 @@ BOTH = ("admin", "preln")
 
 @figure("admin:7", title="Layer dependency of a deep encoder", source="Admin, maps of 18-layer models")
 class DeepDependency(LayerDependency):
-    """Layer dependency beta_ij, as in admin:6, of encoders of about 18 layers, Admin beside Pre-LN, and Post-LN if it
+    """The layer dependency beta_ij, as in admin:6, for encoders of about 18 layers: Admin, Pre-LN, and Post-LN if it
     trained.
 
-    At initialisation and after training. The paper maps Admin and Pre-LN; Post-LN, which does not train there at that
-    depth, is ours.
+    It is drawn at initialisation and after training. The paper maps Admin and Pre-LN. Post-LN, which does not train
+    there at that depth, is ours.
     """
 
     layers = DEPTH

@@ -54,15 +54,15 @@ def grids(runs: Runs) -> list[Runs]:
 
 @figure("admin:grid", title="Learning rate and beta2 without warm-up", source="Admin, grid of learning rate and beta2")
 class RateAndBeta2(Figure):
-    """The outcome of runs at each learning rate and beta2 of Adam, and their held-out cross-entropy after training
-    minus that of the unigram baseline [nats a token, mean over the seeds that converged]; then Post-LN's minus
-    Pre-LN's, where both converged. Converged: neither diverged nor stuck at that baseline, as stabilitylab judges any
-    run. The paper's numbers are BLEU.
+    """The outcome of runs at each learning rate and each beta2 of Adam, and the gap of those that converged: held-out
+    cross-entropy after training minus that of the unigram baseline [nats a token, mean over seeds]. A further panel has
+    Post-LN's gap minus Pre-LN's, where both converged. A run has converged if it neither diverged nor is stuck at that
+    baseline, as stabilitylab judges any run. The paper's numbers are BLEU.
 
-    The paper has 6L-6L on IWSLT'14, learning rates 1 to 5e-4, and (in its repository) RAdam, one warm-up update and a
-    rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, where the rule of
-    branchnorm:6, 512 / width, would have eight times. The rate at which Post-LN begins to fail there says nothing about
-    the paper's size. Inferred: the paper's criterion of convergence.
+    The paper has 6L-6L on IWSLT'14 and learning rates from 1 to 5e-4. In its repository it has RAdam, one warm-up
+    update and a rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates (the rule of
+    branchnorm:6, 512 / width, would give eight times). The rate at which Post-LN begins to fail there says nothing
+    about the paper's size. Inferred: the paper's criterion of convergence.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -49,11 +49,12 @@ def _converged(run: Record) -> bool:
 
 @figure("branchnorm:1", title="Gap between DeepNorm and Post-LN", source="BranchNorm, Figure 1")
 class GapToPostLN(Figure):
-    """Quality after training against depth, and DeepNorm's loss of quality against Post-LN seed by seed.
+    """The quality after training against depth, and DeepNorm's loss of quality against Post-LN, seed by seed.
 
-    BLEU of ``stabilitylab evaluate`` where all models reach 5 (gap: Post-LN minus DeepNorm), else held-out nll in nats
-    a token (gap: DeepNorm minus Post-LN): above 0 DeepNorm is the worse one. The gap is over pairs of runs that both
-    trained; runs that diverged or are stuck are crosses. Inferred: the paper has one converged run a depth, in BLEU.
+    The quality is BLEU of ``stabilitylab evaluate`` if all models reach 5 (gap: Post-LN minus DeepNorm), otherwise
+    held-out nll in nats a token (gap: DeepNorm minus Post-LN). Above 0, DeepNorm is the worse one. The gap is over
+    pairs of runs that both trained; runs that diverged or are stuck are crosses. Inferred: the paper has one converged
+    run per depth, in BLEU.
     """
 
     def picture(self, runs: Runs) -> Picture:

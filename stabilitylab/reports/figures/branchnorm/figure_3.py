@@ -59,11 +59,12 @@ PAPER_RAMP = 4000  # T; the pilot's number belongs to its first step, alpha = 1 
 
 @figure("branchnorm:3", title="Gradient norm and loss at the beginning", source="BranchNorm, Figure 3")
 class Beginning(Figure):
-    """Global L2 norm of the gradient over all parameters before clipping, and the unsmoothed training loss in bits.
+    """The global L2 norm of the gradient over all parameters, before clipping, and the unsmoothed training loss in
+    bits.
 
     Inferred from the labels (fairseq's gnorm and nll_loss): the paper states neither model nor data nor range. The norm
-    holds branch weights, whose gradient alpha_t multiplies; the last panel separates these. Lines are means over
-    several updates, and the single updates stand faintly behind them.
+    contains branch weights, whose gradient is multiplied by alpha_t; the last panel separates these. Lines are means
+    over several updates, with the single updates drawn faintly behind them.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -43,12 +43,12 @@ def first_update(record: Record, level: float) -> float:
 
 @figure("branchnorm:4", title="Quality over the training", source="BranchNorm, Figure 4")
 class QualityOverUpdates(Figure):
-    """Held-out cross-entropy [nats/token] after each number of updates, seed by seed against DeepNorm, and the first
-    update at which it falls to given levels (linear between measurements); BLEU where the runs were evaluated.
+    """The held-out cross-entropy [nats/token] after each number of updates, seed by seed against DeepNorm, and the
+    first update at which it falls to given levels (linear between measurements). If the runs were evaluated, BLEU.
 
-    Inferred: the paper has test BLEU of checkpoints from 20,000 updates on and says "better" without a measure of it.
-    BranchNorm without a ramp (T = 1) stands beside the two: a difference that it shows too is not due to the ramp. A
-    Post-LN of Xavier gain 1 and DeepNorm's alpha alone are drawn if they were trained.
+    Inferred: the paper has test BLEU of checkpoints from 20,000 updates on, and says "better" without a measure of it.
+    BranchNorm without a ramp (T = 1) is drawn beside the two: a difference that it shows too is not due to the ramp. A
+    Post-LN of Xavier gain 1 and a model with DeepNorm's alpha alone are drawn if they were trained.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -56,9 +56,10 @@ def depth_sweeps(runs: Runs) -> list[Runs]:
     "branchnorm:5", title="Quality against depth on three data sizes", source="BranchNorm, Figure 5; DeepNet, Fig. 6"
 )
 class QualityAgainstDepth(Figure):
-    """BLEU of ``stabilitylab evaluate`` where all models of a panel reach 5, else held-out cross-entropy: a stand-in.
+    """The BLEU of ``stabilitylab evaluate`` if all models of a panel reach 5, otherwise the held-out cross-entropy as a
+    stand-in.
 
-    Data sizes are shares of one corpus. Runs that diverged or are stuck are crosses, at the depth where they happened.
+    The data sizes are shares of one corpus. Runs that diverged or are stuck are crosses at their depth.
     """
 
     def picture(self, runs: Runs) -> Picture:

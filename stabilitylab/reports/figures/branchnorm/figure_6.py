@@ -44,15 +44,17 @@ NEAR = 0.06  # share of the axis: ticks that are closer would overlap
 
 @figure("branchnorm:6", title="Warm-up and learning rate", source="BranchNorm, Figure 6; Wortsman et al. 2023")
 class WarmupAndRate(Figure):
-    """For each architecture the held-out nll after training [nats/token] against the learning rate, a line a warm-up:
-    mean over the seeds that trained, a cross for each that did not. Beside the controls the same as maps, with counts.
+    """The held-out nll after training [nats/token] against the learning rate, for each architecture, with one line per
+    warm-up: the mean over the seeds that trained, and a cross for each seed that did not. The controls show the same as
+    maps, with counts.
 
     The last panel has one number for each warm-up and both architectures, as in claim C48, with the 95 % t-interval
-    over seeds: the mean over rates of min(loss, unigram baseline), minus the least loss of either architecture at that
-    seed anywhere in the grid [nats/token]. Runs that diverged or are stuck count at the baseline. Beside the controls,
-    and alone if one of the two is missing, the sensitivity to the learning rate of Wortsman et al. (2023, 2309.14322):
-    mean over rates of min(loss, loss at initialisation), minus the architecture's own least. Inferred: the paper
-    changes one of the two at a time, shows BLEU, and states no number.
+    over seeds. The number is the mean over rates of min(loss, unigram baseline), minus the least loss of either
+    architecture at that seed anywhere in the grid [nats/token]. Runs that diverged or are stuck count at the baseline.
+    In the controls, and in the main picture if one of the two architectures is missing, is the sensitivity to the
+    learning rate of Wortsman et al. (2023, 2309.14322): the mean over rates of min(loss, loss at initialisation), minus
+    the architecture's own least. Inferred: the paper changes either the warm-up or the rate, shows BLEU, and states no
+    number.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -21,10 +21,10 @@ LOOKS = {"linear": ("D", "solid"), "exp": ("o", "dashed"), "sigmoid": ("s", "dot
 
 @figure("branchnorm:7", title="Growth strategies of alpha", source="BranchNorm, Figure 7")
 class GrowthStrategies(Figure):
-    """The course of alpha_t as each run recorded it, the held-out cross-entropy [nats/token] of the run, and at its end
-    the difference to linear growth, seed by seed, with the margin within which C39 calls two shapes equal.
+    """The course of alpha_t as each run recorded it, the held-out cross-entropy [nats/token] of the run, and the final
+    difference to linear growth, seed by seed, with the margin within which C39 calls two shapes equal.
 
-    alpha_t = g(t / T), then 1. Inferred: the paper names exponential and sigmoid growth without a formula; ours are
+    alpha_t = g(t / T), then 1. Inferred: the paper names exponential and sigmoid growth without a formula. Ours are
     g(s) = (1 - e^{-5s}) / (1 - e^{-5}), and the logistic function of 10 (s - 1/2) mapped onto [0, 1].
     """
 

@@ -26,12 +26,13 @@ LATE = 0.2  # share of T by which the probe at the end of the ramp may come late
 
 @figure("branchnorm:8", title="Cosine similarity of adjacent layers", source="BranchNorm, Figure 8")
 class AdjacentSimilarity(Figure):
-    """The distance 1 - cos(h_{l-1}, h_l) per token between full-layer outputs, mean over the real tokens of the
-    held-out batch in eval mode, on a logarithmic axis, since cosines near 1 cannot be distinguished on a linear one.
+    """The distance 1 - cos(h_{l-1}, h_l) per token between the outputs of neighbouring full layers, mean over the real
+    tokens of the held-out batch in eval mode. The axis is logarithmic, since cosines near 1 cannot be distinguished on
+    a linear one.
 
     Inferred: the paper states neither position nor averaging nor pooling, and its axis shows 18 layers where its text
-    says 200. The controls show held-out loss and encoder gradient: the layers of an encoder that does not learn are
-    similar, too.
+    says 200. The controls show held-out loss and encoder gradient, since the layers of an encoder that does not learn
+    are similar, too.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -23,9 +23,10 @@ TABLE, COLUMN = "activation_sparsity", "nonzero_fraction"
 
 @figure("branchnorm:9", title="Share of nonzero FFN activations", source="BranchNorm, Figure 9; Li et al. 2022")
 class NonzeroShare(Figure):
-    """Share of entries > 0 after the feed-forward activation, mean over the held-out batch; smaller is sparser.
+    """The share of entries > 0 after the feed-forward activation, mean over the held-out batch. A smaller share is
+    sparser.
 
-    The paper's levels of .03 to .09 belong to 100k updates: a short run can only show the order of architectures.
+    The paper's levels of .03 to .09 belong to 100k updates. A short run can only show the order of architectures.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -27,9 +27,9 @@ Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the r
 
 @figure("branchnorm:T", title="Length of alpha's ramp", source="BranchNorm, Section 5.1")
 class LengthOfRamp(Figure):
-    """Held-out nll after training [nats/token] against T, the updates until alpha is 1, for each learning rate; and
-    seed by seed the difference to the shortest ramp (of two updates or more) on which models trained, with the margin
-    of equivalence.
+    """The held-out nll after training [nats/token] against T, the number of updates until alpha is 1, for each learning
+    rate. Beside it is the difference, seed by seed, to the shortest ramp (of two updates or more) on which models
+    trained, with the margin of equivalence.
 
     The paper has T of 100, 400, 4000 and 20000 in 100,000 updates, and no number. T = 1 is no ramp at all. Inferred:
     its T as shares of the run, and two learning rates, since a larger rate needs a longer ramp. All differences are to

@@ -71,15 +71,16 @@ def largest_reading_rate(runs: Runs) -> dict[int, float]:
 
 @figure("collapse:map", title="Where an encoder-decoder reads its source", source="ours")
 class MapOfCollapse(Figure):
-    """Share of seeds whose model reads its source 600 updates behind warm-up, over the learning rate and the length T
-    of BranchNorm's ramp, at each depth and warm-up; DeepNorm beside it, which has no ramp.
+    """The share of seeds whose model reads its source 600 updates after warm-up, over the learning rate and the length
+    T of BranchNorm's ramp, at each depth and warm-up. Beside it is DeepNorm, which has no ramp.
 
-    A model reads if the loss grows by at least .1 nats a token with another sentence's source. The encoder is constant
-    if the model does not read and 1 - cosine between the encoder's outputs at tokens of different sentences is below
-    1e-4. "later": the one run of the cell that went on to 3,000 updates reads by then.
+    A model reads its source if the loss grows by at least .1 nats a token with another sentence's source. The encoder
+    is constant if the model does not read and 1 - cosine between the encoder's outputs at tokens of different sentences
+    is below 1e-4. "later": the one run of the cell that went on to 3,000 updates reads by then.
 
     Rank collapse of attention at initialisation is in Dong et al. 2021 (2103.03404) and, with its vanishing gradients
-    of queries and keys, in Noci et al. 2022 (2206.03126). That the rate and the ramp decide whether it passes is ours.
+    of queries and keys, in Noci et al. 2022 (2206.03126). The finding that rate and ramp decide whether it passes is
+    ours.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -39,8 +39,8 @@ def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
 @figure("curvature:depth", title="Critical rate at initialisation against depth", source="2601.16979, 2207.14484")
 class CriticalRateAgainstDepth(Figure):
     """The largest rate at which the first update of AdamW does not raise the loss of its own batch, by depth. Two more
-    quantities have an axis of their own: preconditioned sharpness over Adam's edge at the full rate, and the Hessian's
-    sharpness. Float64, dropout off; no paper draws this: ours."""
+    quantities have axes of their own: preconditioned sharpness over Adam's edge at the full rate, and the Hessian's
+    sharpness. Float64, dropout off. No paper draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:
         groups = runs.where(kind="onestep", table="critical_sharpness").groups(*LAYERS)

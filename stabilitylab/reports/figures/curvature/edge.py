@@ -69,8 +69,9 @@ def rows(record: Record, table: str, column: str) -> Any:
 
 @figure("curvature:edge", title="The edge of stability", source="2207.14484, 2506.04805, 2406.09405")
 class Edge(Figure):
-    """Adam's preconditioned sharpness over its edge, (2 + 2 beta1) / ((1 - beta1) lr); without momentum the curvature
-    along the gradient over 2 / lr; and the Hessian's own sharpness over that of the first row."""
+    """Curvature over the edge of stability: Adam's preconditioned sharpness over its edge, (2 + 2 beta1) / ((1 - beta1)
+    lr); the curvature along the gradient over 2 / lr, which is the edge without momentum; and the Hessian's own
+    sharpness over that of the first row."""
 
     def picture(self, runs: Runs) -> Picture:
         panels: list[Panel] = []

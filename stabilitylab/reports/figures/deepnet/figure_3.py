@@ -30,12 +30,12 @@ LATER = 100
 
 @figure("deepnet:3", title="Gradients and convergence of Post-LN-init", source="DeepNet, Figure 3")
 class LargerGradients(Figure):
-    """Norm of the loss's gradient with respect to each decoder layer's parameters at initialisation, by layer (a) and
-    of the last layer by depth (b); held-out loss against updates (c).
+    """The norm of the loss's gradient with respect to each decoder layer's parameters at initialisation, by layer (a)
+    and of the last layer by depth (b), and the held-out loss against updates (c).
 
-    Both are drawn as DeepNet defines them, Xavier gain 1 for every matrix; fairseq's, with q, k and v over sqrt(2),
-    stand beside them (dashed). Inferred: the paper says neither which tensor nor which step; here all parameters of a
-    layer, at step 0.
+    Both architectures are drawn as DeepNet defines them, with Xavier gain 1 for every matrix. Beside them are
+    fairseq's, with q, k and v over sqrt(2) (dashed). Inferred: the paper says neither which tensor nor which step; here
+    it is all parameters of a layer, at step 0.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -46,10 +46,11 @@ def _name(label: str, updates: int) -> str:
 
 @figure("deepnet:4", title="The first updates: model update, norm inputs, gradient", source="DeepNet, Figure 4")
 class FirstUpdates(Figure):
-    """(a) ‖F(x; theta_i) - F(x; theta_0)‖ per token at the decoder's output; (b, c) mean input of the norms behind
-    feed-forward networks and attention, over its value at the start; (d) gradient norm by decoder layer.
+    """The first updates: (a) ‖F(x; theta_i) - F(x; theta_0)‖ per token at the decoder's output; (b, c) the mean input
+    of the norms behind feed-forward networks and behind attention, over its value at the start; (d) the gradient norm
+    by decoder layer.
 
-    Inferred: "input from FFN to LN" may be the sum or the branch alone, so the branch stands beside the controls.
+    Inferred: "input from FFN to LN" may mean the sum or the branch alone, so the controls show the branch too.
     """
 
     def picture(self, runs: Runs) -> Picture:

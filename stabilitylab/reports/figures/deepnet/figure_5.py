@@ -45,9 +45,9 @@ GAIN = "; Post-LN of Xavier gain 1, and beside it of fairseq's gain (which decid
 
 @figure("deepnet:5", title="Model update against depth", source="DeepNet, Figure 5 and Theorem 4.3")
 class UpdateAgainstDepth(Figure):
-    """The change ‖ΔF‖ per token of one update from initialisation, in units of the learning rate, by depth; for
-    DeepNorm by group of parameters; and, from training runs of several depths, ‖ΔF‖ after 10 and 100 updates under
-    sqrt(2d).
+    """The change ‖ΔF‖ per token by one update from initialisation, in units of the learning rate, by depth, and for
+    DeepNorm by group of parameters. From training runs of several depths: ‖ΔF‖ after 10 and 100 updates, with its
+    ceiling sqrt(2d).
 
     Inferred: the paper says "early stage" and no step. ‖ΔF‖ saturates at sqrt(2d) within some ten updates, where every
     architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.

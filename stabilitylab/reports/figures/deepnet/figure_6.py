@@ -28,11 +28,12 @@ LEAST = 3  # depths through which quality rises or falls
 
 @figure("deepnet:6", title="Quality against depth, every architecture", source="DeepNet, Figure 6")
 class QualityOfAll(Figure):
-    """BLEU of ``stabilitylab evaluate`` where all models that trained reach 5, else held-out cross-entropy
-    [nats/token]: a stand-in. Lines are means over seeds, bands their range; a run that diverged or is stuck is a cross.
+    """The BLEU of ``stabilitylab evaluate`` if all models that trained reach 5, otherwise the held-out cross-entropy
+    [nats/token] as a stand-in. Lines are means over seeds, bands their range; a run that diverged or is stuck is a
+    cross.
 
-    Each panel has one family in colour, and the lines of all others in grey. Inferred: DeepNet draws one panel of
-    fewer architectures.
+    Each panel has one family in colour, and the lines of all others in grey. Inferred: DeepNet draws one panel of fewer
+    architectures.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -84,10 +84,10 @@ def _key(record: Record, free: Sequence[str]) -> str:
 
 @figure("deepnet:7", title="DeepNorm at other learning rates, batches and widths", source="DeepNet, Figure 7")
 class OneSettingAtATime(Figure):
-    """Held-out cross-entropy [nats/token] against updates, mean over seeds with their range; a panel a setting, all
-    others as in the baseline, which is a line of each panel.
+    """The held-out cross-entropy [nats/token] against updates, mean over seeds with their range. Each panel varies one
+    setting; all other settings are those of the baseline, which is a line in each panel.
 
-    Inferred: the paper's values, which are printed in the picture alone; its batch counts tokens, here sentences an
+    Inferred: the paper's values, which are printed only in the picture. Its batch counts tokens, ours sentences per
     update.
     """
 

@@ -29,11 +29,12 @@ Points = dict[int, dict[int, float]]  # seed -> depth -> quality, larger for bet
 
 @figure("deepnet:8", title="Quality and the logarithm of depth", source="DeepNet, Figure 8")
 class LogarithmOfDepth(Figure):
-    r"""DeepNorm's BLEU, or the held-out cross-entropy as a stand-in, against layers a side d, with least-squares fits
-    through the means over seeds of A log d + B (DeepNet's), A d + B and A (1 - exp(-d / c)) + B; and what each leaves.
+    r"""DeepNorm's BLEU, or the held-out cross-entropy as a stand-in, against d, the number of layers a side, with
+    least-squares fits through the means over seeds of A log d + B (DeepNet's), A d + B and A (1 - exp(-d / c)) + B, and
+    their residuals.
 
     The interval of A is Student's over fits of single seeds, in the quality's unit per unit of log d (BLEU, or
-    nats/token with the sign turned, so that a larger A is better). Inferred: that the natural logarithm is meant.
+    nats/token with the sign turned, so that a larger A is better). Inferred: the paper means the natural logarithm.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -34,9 +34,9 @@ def one_step_each(ask: Recipe) -> Iterator[Experiment]:
 
 @figure("family:gradients", title="Gradients by layer, every architecture", source="stabilitylab onestep")
 class GradientsOfAll(Figure):
-    """Norm of the loss's gradient with respect to all parameters of each decoder layer, at initialisation, decoders
-    alone, float64. Each panel has one family in colour, and the lines of all others in grey. Layers with a gradient of
-    exactly 0 have no point. No paper draws this: ours."""
+    """The norm of the loss's gradient with respect to all parameters of each decoder layer, at initialisation, for
+    decoders alone, in float64. Each panel has one family in colour, and the lines of all others in grey. Layers with a
+    gradient of exactly 0 have no point. No paper draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:
         groups = runs.where(lambda run: run.layers[0] == 0, kind="onestep", table="grad_norm").groups()

@@ -16,9 +16,9 @@ COMMAND = "stabilitylab probe --probes default,fingerprint"
 
 @figure("fingerprints:error", title="Where two runs part", source="stabilitylab bisect")
 class FingerprintError(Figure):
-    """||x_B - x_A|| / ||x_A|| at each place of the model, estimated by sums with random signs, for the first row that
-    two runs have in common and in which they differ: the first run with fingerprints against each of the next. The
-    grey line is three times the control, here an assumed rounding, above which an added error
+    """The relative difference ||x_B - x_A|| / ||x_A|| at each place of the model, estimated by sums with random signs,
+    for the first row that two runs have in common and in which they differ. The first run with fingerprints is compared
+    with each of the next. The grey line is three times the control, here an assumed rounding; an added error above it
     counts. No paper draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:

@@ -14,9 +14,10 @@ COMMAND = "stabilitylab probe --probes default,histograms"
 
 @figure("histograms:ridges", title="Histograms over the updates", source="stabilitylab probe")
 class HistogramRidges(Figure):
-    """The entries of a weight, of its gradient, of its update, and of a layer's activations by size, a ridge a recorded
-    row: of each table the place whose histogram moved most. The line begins at the row's update; its height is the
-    share of the place's entries in a bin, positive and negative ones apart. No paper draws this: ours."""
+    """The sizes of the entries of a weight, its gradient, its update and a layer's activations, with one ridge per
+    recorded row. Each table is drawn at the place whose histogram moved most. A ridge begins at the row's update. Its
+    height is the share of the place's entries in a bin; positive and negative entries are drawn separately. No paper
+    draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:
         own = runs.where(lambda run: any(table in run.run.tables for table in TABLES))

@@ -22,9 +22,9 @@ FEW = 4  # searches that have a panel each
 
 @figure("rates:loss", title="The loss against the learning rate", source="stabilitylab lr-find")
 class LossByRate(Figure):
-    """The loss of the trials of a search against their learning rate, a line a rung, of the seed that searched; the
-    mean of all seeds where other seeds repeated a rate; crosses at rates that failed; marks at the best and the largest
-    safe rate, and the trials with a shorter warm-up. A panel a search."""
+    """The loss of a search's trials against their learning rate, with one line per rung, for the seed that searched.
+    Also drawn are the mean of all seeds at rates that other seeds repeated, crosses at rates that failed, marks at the
+    best and the largest safe rate, and the trials with a shorter warm-up. Each search has its own panel."""
 
     def picture(self, runs: Runs) -> Picture:
         searches = dict(_searches(runs))

@@ -21,13 +21,14 @@ Edges = Mapping[tuple[str, int, int], Mapping[int, tuple[float, float]]]  # (lab
 
 @figure("table:edge", title="The edge of the learning rate", source="stabilitylab; results/forecast")
 class EdgeTable(Figure):
-    r"""The learning rate between the largest that trained and the smallest above it that failed (geometric mean),
-    against encoder and decoder layers together: mean over seeds of its logarithm, and the range; a panel a warm-up.
+    r"""The highest stable learning rate, between the largest rate that trained and the smallest rate above it that
+    failed (geometric mean), against encoder and decoder layers together: the mean over seeds of its logarithm, and the
+    range. Each warm-up has its own panel.
 
     Trained: 0.25 nats below the unigram baseline at the run's end. Failed: stuck or diverged. An architecture that
-    trains at a rate is assumed to train at every smaller rate that was not tried: the highest stable rate lies below
-    the smallest rate that did not train. Schedules differ in the meaning of their peak: runs of one figure share a
-    schedule.
+    trains at a rate is assumed to train at every smaller rate that was not tried, so the highest stable rate lies below
+    the smallest rate that did not train. Schedules differ in the meaning of their peak, so all runs of one figure share
+    a schedule.
     """
 
     def picture(self, runs: Runs) -> Picture:

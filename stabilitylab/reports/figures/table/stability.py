@@ -39,11 +39,11 @@ COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin dept
         source="BranchNorm, Tables 1 and 2; DeepNet, Table 1")  # fmt: skip
 class StabilityTable(Figure):
     r"""The gap nll - unigram: held-out cross-entropy after training minus that of the training set's unigram
-    distribution [nats/token], mean over seeds, without the runs that diverged; BLEU if all trained runs were evaluated
-    alike.
+    distribution [nats/token], mean over seeds, without the runs that diverged. BLEU instead, if all trained runs were
+    evaluated alike.
 
-    A cell is marked stuck or diverged if more than half of its seeds are; its text has the counts, and parentheses if
-    seeds are not yet "trained", 0.25 nats below the baseline. Depth counts encoder and decoder layers together.
+    A cell is marked stuck or diverged if more than half of its seeds are. Its text has the counts, in parentheses if
+    seeds are not yet "trained" (0.25 nats below the baseline). Depth counts encoder and decoder layers together.
     Inferred: the papers say "diverged" of single runs and name no criterion.
     """
 
