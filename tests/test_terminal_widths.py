@@ -223,6 +223,14 @@ def test_lists_have_a_line_each_and_flags_no_type(shown, width: int) -> None:
     assert "<bool>" not in "\n".join(shown(width, "--help"))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_long_description_ends_with_a_sentence_where_one_fits(shown, width: int) -> None:
+    lines = shown(width, "list", "probes")
+    assert all(line.endswith((".", " …")) for line in lines)
+    [adam] = [line for line in lines if line.split()[0] == "adam"]
+    assert adam.endswith("  The state of Adam in each row.")
+
+
 @pytest.mark.parametrize("name", ["alarm", "check", "diagnose"])
 def test_help_fills_its_lines(shown, name: str) -> None:
     """A line ends where the next word has no room, not where the docstring's did."""

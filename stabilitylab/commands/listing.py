@@ -73,9 +73,11 @@ def list_(
 
 
 def _shortened(text: str, width: int) -> str:
-    """Return as many whole words as fit."""
+    """Return as many whole sentences as fit, or else as many whole words."""
     if len(text) <= width:
         return text
+    if sentences := text[:width].rpartition(". ")[0]:
+        return f"{sentences}."
     return f"{text[: max(1, width - 2)].rpartition(' ')[0].rstrip(' ,;:(')} …"
 
 
