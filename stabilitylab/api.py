@@ -219,7 +219,7 @@ def watch(
     - ``config``: any facts that you want to find again in the run.
     - ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate. It also gets aggregates of each row
       (:mod:`stabilitylab.trackers`).
-    - ``alarm``: True, the name of a set of rules ("combination"), the file of an alarm that your own healthy runs
+    - ``alarm``: True, the name of a set of rules ("loud"), the file of an alarm that your own healthy runs
       calibrated ("mine.json"), or a :class:`stabilitylab.alarm.Alarm`. The alarm checks each row for signs of a
       failure. Its alerts go to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error
       rates).

@@ -104,7 +104,7 @@ def one_run(run: CorpusRun, combination: Fit, threshold: float, twin: CorpusRun 
     lead = outcome(run, score, threshold).lead
     spoke = [FIRST + row for row in alarms(score[FIRST : run.rows], threshold)]
     ended = [Reference(run.failed, "t*", vertical=True)] if run.failed is not None else []
-    rows, shown = np.arange(run.rows), np.where(np.isfinite(score), score, np.nan)
+    rows, shown = np.arange(run.rows), np.where(np.isfinite(score) & (score > np.finfo(float).min), score, np.nan)
     panels = [
         Panel(
             "Training loss",
@@ -112,6 +112,7 @@ def one_run(run: CorpusRun, combination: Fit, threshold: float, twin: CorpusRun 
             "nats a token",
             [Series("loss", rows, run.columns["nll"], colour=COLOURS[0], marker="none")],
             ended,
+            direct=True,
         ),
         *([_beside(run, twin, ended)] if twin is not None else []),
         Panel(
@@ -123,6 +124,7 @@ def one_run(run: CorpusRun, combination: Fit, threshold: float, twin: CorpusRun 
                 Series("alarm", spoke, score[spoke], colour=BLACK, kind="crosses"),
             ],
             [Reference(threshold, "threshold"), *ended],
+            direct=True,
         ),
     ]
     told = "It is not announced" if lead is None else f"It is announced {lead} rows before"

@@ -12,15 +12,18 @@ import claims
 import consequence
 import diagnosed
 import draw
-import own_runs
-import publish
 import say
 import score
 from corpus import HERE, read
 
 sys.path.insert(1, str(HERE / "second"))
+sys.path.append(str(HERE.parent))
 
+import page_blocks
 import second_corpus
+import second_draw
+import second_publish
+import second_say
 import second_score
 
 
@@ -32,11 +35,12 @@ def main() -> None:
     consequence.main()
     claims.main()
     draw.main(test=test)
-    publish.main(test)
-    own_runs.main()
-    say.page_blocks.differing(say.PAGES, say.anew, write=True)
+    page_blocks.differing(say.PAGES, say.anew, write=True)
     if (second_corpus.HERE / "verdict.csv").exists():
         second_score.tables()
+        second_publish.main()
+        second_draw.main()
+        page_blocks.differing(second_say.PAGES, second_say.anew, write=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from page_blocks import table
 
 from stabilitylab.alarm import names
 
-PAGES = tuple(HERE.parents[1] / name for name in ("docs/alarm.md", "docs/diagnose.md", "results/alarm/README.md"))
+PAGES = (HERE / "README.md",)
 AT = f"{RATES[0]:g}"
 SHARES = ("of the test half", "share", "95 %", "runs")
 GROUPS = {"healthy": "healthy runs", "failures": "failures from within"}
@@ -37,7 +37,7 @@ class Corpus:
 
     def __init__(self, folder: Path = HERE) -> None:
         self._folder = folder
-        own = (self.runs, self.verdict, self.rules, self.own, self.faults, self.published, self.claims)
+        own = (self.runs, self.verdict, self.rules, self.own, self.faults, self.claims)
         diagnosed = (self.causes, self.judged, self.consequence, self.bounds)
         self.blocks: page_blocks.Blocks = {one.__name__: one for one in (*own, *diagnosed)}
 
@@ -129,17 +129,6 @@ class Corpus:
                 cells.append(f"{short(line['announced'])}{delay}")
             rows.append((fault.replace("_", " "), by[COMBINATION, fault]["runs"], *cells))
         return table(("fault", "runs", *rules), rows)
-
-    def published(self) -> list[str]:
-        """What the package's rules do."""
-        rows = []
-        for line in self._lines("published"):
-            told = (with_ends(line, name) for name in ("false_per_1000", "recall", "lead"))
-            right = f"{short(line['precision_0.01'])}/{short(line['precision_0.1'])}"
-            name = line["rule"] if line["rule"] == line["rules"] else f"{line['rules']}: {line['rule']}"
-            rows.append((name, *told, right, f"{line['faults_announced']} of {line['faults']}"))
-        columns = ("rule of the package", "false alarms per 1,000 rows", "recall", "median lead, rows")
-        return table((*columns, "right, where 1 %/10 % of runs fail", "faults from outside"), rows)
 
     def claims(self) -> list[str]:
         """What papers say."""

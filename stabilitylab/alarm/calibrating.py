@@ -20,13 +20,11 @@ from .past import LEAST
 from .reading import rows
 from .recipe import differences, recipe_of
 from .row_signals import Signals
-from .rules import AlarmRule, RuleSet, fitted
+from .rules import LOUD, AlarmRule, RuleSet, fitted
 from .signal import signal_of
 
-RULES = "combination"  # the rules that are calibrated by default
 
-
-def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = RULES) -> Calibration:
+def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = LOUD) -> Calibration:
     """Return an alarm's thresholds from healthy runs of one recipe and one length (:class:`Calibration` has the formula
     and the bound: with k runs, at most 1 in k + 1 new healthy runs of the recipe has a false alarm).
 
@@ -45,6 +43,8 @@ def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = RULES) ->
     steps = refuse_other_lengths(frozen)
     tables = refuse_other_tables(frozen)
     known = fitted(rules) if isinstance(rules, str) else rules
+    if not known.rules:
+        raise UsageError(f"the rules {known.name!r} hold none that could be calibrated: take --rules {LOUD}.")
     metrics = set[str].intersection(*({*run.arrow(METRICS).column_names} for run in frozen.values()))
     used, left_out = available(known.rules, {*tables}, metrics)
     if not used:

@@ -14,6 +14,7 @@ from .row_signals import Reading
 from .signal import names, signal_of
 
 FITTED = "fitted.json"
+DEFAULT, LOUD = "default", "loud"  # the sets of rules that come with the package
 BOUND = 20.0  # the largest absolute value of a compressed signal
 
 
@@ -37,29 +38,35 @@ def compressed(signal: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """The errors of a rule on runs that it was not fitted on, each with its 95 % interval. ``rate``: false alarms per
-    1,000 healthy rows; ``recall``: the share of failures that it announced; ``lead``: median rows before them (None: it
-    announced none). ``runs``: the number of runs, of the ``corpus``."""
+    """The errors of a rule on runs that it was not fitted on, counted by run, each with its 95 % interval as (value,
+    low, high).
 
-    rate: tuple[float, float, float]
-    recall: tuple[float, float, float]
+    ``accused``: the share of the ``healthy`` runs that have an alarm; ``announced``: the share of the ``events`` that
+    have an alarm in the 200 rows before they are full-blown; ``lead``: the median number of rows from the first of
+    these alarms to the event (None: no event was announced); ``corpus``: the runs.
+    """
+
+    accused: tuple[float, float, float]
+    healthy: int
+    announced: tuple[float, float, float]
+    events: int
     lead: tuple[float, float, float] | None
-    runs: int
     corpus: str
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> ErrorRates:
-        rate, recall = (tuple(map(float, told[name])) for name in ("rate", "recall"))
+        accused, announced = (tuple(map(float, told[name])) for name in ("accused", "announced"))
         lead = tuple(map(float, told["lead"])) if told["lead"] else None
-        return cls(rate, recall, lead, int(told["runs"]), str(told["corpus"]))  # pyright: ignore[reportArgumentType]
+        healthy, events, corpus = int(told["healthy"]), int(told["events"]), str(told["corpus"])
+        return cls(accused, healthy, announced, events, lead, corpus)  # pyright: ignore[reportArgumentType]
 
     @property
     def sentence(self) -> str:
-        """Return both rates as intervals, in words."""
-        (_, few, many), (_, low, high) = self.rate, self.recall
+        """Return both rates in words: how many healthy runs it accused, and the share of events as an interval."""
+        _, low, high = self.announced
         return (
-            f"{few:.2g} to {many:.2g} false alarms in 1,000 healthy rows, {100 * low:.0f} to {100 * high:.0f} % of "
-            f"failures announced (95 %; {self.runs} {self.corpus})"
+            f"it accused {round(self.accused[0] * self.healthy)} of {self.healthy} healthy runs, and announced "
+            f"{100 * low:.0f} to {100 * high:.0f} % of {self.events} events (95 %; {self.corpus})"
         )
 
 
@@ -116,14 +123,14 @@ class RuleSet:
 
 
 def fitted(name: str | None = None) -> RuleSet:
-    """Return the rules that come with the package, each with the error rates that results/alarm measured.
+    """Return the rules that come with the package, each with the error rates that results/alarm/second measured.
 
-    ``name``: ``conservative`` or ``combination`` (docs/alarm.md describes both); None: the default rules of an alarm.
-    Raises UsageError for another name.
+    ``name``: ``default`` (None too) or ``loud``; docs/alarm.md has both. A set may hold no rule: then only a number
+    that is not finite is an alarm. Raises UsageError for another name.
     """
     told = json.loads(files("stabilitylab.alarm").joinpath(FITTED).read_text())
     sets = told["sets"]
-    name = str(name or told["default"])
+    name = str(name or DEFAULT)
     if name not in sets:
         raise UsageError(
             f"no rules {name!r}; there are {' and '.join(sets)}, and files of `stabilitylab alarm --calibrate`, whose "

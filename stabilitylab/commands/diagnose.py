@@ -31,10 +31,11 @@ def diagnose(
 ) -> int:
     """Say what happened in a run and in which order: jumps, spikes, vanishing gradients, NaN, plateaus.
 
-    Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. Of 384 small
-    runs, which its rules had seen in part, it warns of 2 to 6 % of the healthy and of 61 to 62 % of the ill, and names
-    the right cause first in 54 to 55 % of the ill. The goals are at most 5 %, at least 85 % and at least 80 %; the last
-    two are not reached. No rate is known for new runs: check the evidence of each finding (docs/diagnose.md).
+    Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. In 1,060 new
+    runs of small Transformers it warned of 6 % of 634 healthy runs and of 85 % of 325 failures (90 % with the alarm),
+    and named the right cause first in 84 % of 157 runs whose cause it can know. The goals were at most 5 %, at least
+    85 % and at least 80 %: the first is missed; of Sandwich-LN and Sub-LN it is 17 and 18 %. The intervals are in
+    docs/diagnose.md.
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run

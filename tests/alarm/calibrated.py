@@ -13,7 +13,7 @@ def made(k: int = 4, steps: tuple[tuple[int, int, int], ...] = ((0, 60, 1),), pl
     (threshold,) = thresholds(own, [*scores.values()]).values()
     return Calibration(
         stabilitylab="0.1.0",
-        rule_set="conservative",
+        rule_set="own",
         runs=tuple(HealthyRun(name=name, run_id=name, scores={**told}) for name, told in scores.items()),
         rules=(
             CalibratedRule(

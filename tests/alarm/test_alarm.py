@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from made import TABLES, cells, run
 
-from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, RuleSet, fitted, names
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, fitted, names
 from stabilitylab.alarm.row_signals import Reading
 from stabilitylab.alarm.rules import compressed
 from stabilitylab.alarm.signal import signal_of
@@ -144,9 +144,9 @@ def test_scores_add_up_what_is_there() -> None:
 
 
 def test_a_rule_is_written_and_read() -> None:
-    measured = ErrorRates((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c")
+    measured = ErrorRates((0.04, 0.01, 0.09), 200, (0.7, 0.6, 0.8), 96, (20, 10, 30), "models")
     assert measured.sentence == (
-        "0.1 to 0.9 false alarms in 1,000 healthy rows, 60 to 80 % of failures announced (95 %; 300 c)"
+        "it accused 8 of 200 healthy runs, and announced 60 to 80 % of 96 events (95 %; models)"
     )
     rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured)
     for own in (rule, replace(rule, measured=replace(measured, lead=None)), replace(rule, measured=None)):
@@ -155,18 +155,16 @@ def test_a_rule_is_written_and_read() -> None:
 
 def test_what_comes_with_the_package() -> None:
     """Error rates come with each rule, and the digest of what was frozen before they were measured."""
-    known = fitted()
-    assert known.fitted
-    assert all(rule.measured is not None and rule.measured.runs > 0 for rule in known.rules)
-    by_hand = {"loss": ("loss.z", 12), "gradients": ("grad_norm.z", 30), "updates": ("update.z", 30)}
-    for rule in fitted("conservative").rules:
-        signal, deviations = by_hand.pop(rule.name)
-        assert (dict(rule.weights), rule.centres) == ({signal: 1.0}, {})
-        assert math.isclose(rule.threshold, math.log1p(deviations))
-    assert not by_hand
+    known, loud = fitted(), fitted("loud")
+    assert known.fitted == loud.fitted != ""
+    assert (known.name, loud.name) == ("default", "loud")
+    for rule in (*known.rules, *loud.rules):
+        assert rule.measured is not None
+        assert min(rule.measured.healthy, rule.measured.events) > 0
+        assert not any(signal.endswith(".level") for signal in rule.weights), "a level has a scale of its own"
     for seed in range(3):
         assert heard(Alarm(known), run(300, seed=seed)) == []
-    assert heard(Alarm(RuleSet(known.rules)), run(80, jump=40, factor=1e6))
+    assert heard(Alarm(loud), run(80, jump=40, factor=1e6))
 
 
 def test_every_signal_has_words() -> None:

@@ -65,7 +65,9 @@ def largest(stored: Run, rule: AlarmRule) -> float:
 
 
 def test_scores_are_those_that_an_alarm_sees(healthy: list[Run]) -> None:
-    found = calibrate(healthy, "conservative")
+    signals = {"loss": "loss.z", "gradients": "grad_norm.z", "updates": "update.z"}
+    three = RuleSet(tuple(AlarmRule(name, {signal: 1.0}, 3.0) for name, signal in signals.items()))
+    found = calibrate(healthy, three)
     assert (found.k, found.rows, found.steps) == (K, STEPS, ((0, STEPS - 1, 1),))
     assert [rule.name for rule in found.rules] == ["loss", "gradients", "updates"]
     for rule in found.rules:
@@ -92,14 +94,16 @@ def test_no_run_that_calibrated_has_an_alarm_and_any_larger_score_is_one(healthy
 def test_signals_that_the_runs_lack_are_left_out_and_named(healthy: list[Run]) -> None:
     found = calibrate(healthy)
     (rule,) = found.rules
-    assert {*rule.weights} == {"update.drift", "uniformity.drift"}
+    assert {"update.drift", "uniformity.drift", "loss.rise"} < {*rule.weights}
     assert {*rule.centres} == {*rule.weights}
     assert found.left_out["heads.drift"] == "attention_heads"
-    assert rule.own_threshold == fitted("combination").rules[0].threshold
+    assert rule.own_threshold == fitted("loud").rules[0].threshold
     no_loss = AlarmRule("loss", {"loss.z": 1.0}, 1.0)
     used, left_out = available([no_loss, *PLAIN.rules], {"grad_norm"}, {"grad_norm_total"})
     assert used == PLAIN.rules
     assert left_out == {"loss.z": "loss", "loss": "loss"}
+    with pytest.raises(UsageError, match="the rules 'none' hold none that could be calibrated: take --rules loud"):
+        calibrate(healthy, RuleSet((), name="none"))
     with pytest.raises(UsageError, match=r"no number that these rules read \(attention_heads\)"):
         calibrate(healthy, RuleSet((AlarmRule("heads", {"heads.z": 1.0}, 1.0),)))
 
@@ -358,7 +362,7 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
     code, told, _ = run("alarm", "--calibrate", *paths(healthy), "--out", str(out))
     assert code == 0
     assert told.startswith("4 healthy runs of 40 rows: at most 1 in 5 new healthy runs of this recipe and length has")
-    assert "Left out, since the runs do not record it: heads.drift (attention_heads)" in told
+    assert "heads.drift (attention_heads)" in told.partition("Left out, since the runs do not record it: ")[2]
     assert "Warning" not in told
     found = Calibration.read(out)
     assert f"combination: threshold {found.rules[0].threshold:.3g}\n" in told
@@ -367,10 +371,10 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
     assert "s0: no alarm by the mine.json rules in 40 rows" in err
     assert err.rstrip().endswith("mine.json bounds false alarms, and promises no true one.")
     code, told, _ = run(
-        "alarm", "--calibrate", *paths(healthy), "--out", str(tmp_path / "j.json"), "--json", "--rules", "conservative"
+        "alarm", "--calibrate", *paths(healthy), "--out", str(tmp_path / "j.json"), "--json", "--rules", "loud"
     )
     assert code == 0
-    assert json.loads(told)["rule_set"] == "conservative"
+    assert json.loads(told)["rule_set"] == "loud"
     assert json.loads(told)["k"] == 4
     other = train(tmp_path / "other", 8, config={"seed": 8, "lr": 2e-3})
     _, told, _ = run("alarm", "--calibrate", *paths([*healthy, other]), "--out", str(tmp_path / "o.json"))

@@ -101,7 +101,7 @@ def test_an_alarm_that_breaks_ends_itself_only(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(RULES, name="conservative"))
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(RULES, name="own"))
     loop = Loop(bad=40)
     with sl.watch(loop.model, out=tmp_path / "bad", every=1, optimizer=loop.optimizer) as w:
         loop.run(w, 0, 60)
@@ -114,7 +114,7 @@ def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(out)["rule"] == "gradient"
     code, out, err = run("alarm", path, "--fail", "--mute", "gradient")
     assert (code, out) == (0, "")
-    told = "bad: no alarm by the conservative rules in 61 rows, the first 20 of which nothing is compared with. Silence"
+    told = "bad: no alarm by the own rules in 61 rows, the first 20 of which nothing is compared with. Silence"
     assert told in err
     assert run("alarm", path, "--mute", "nothing")[0] == 2
     assert run("alarm", str(tmp_path / "absent"))[0] == 4
@@ -124,13 +124,13 @@ def test_silence_says_what_was_not_heard_and_damage_is_told(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lacks = (*RULES, AlarmRule("heads", {"heads.level": 1.0}, 1.0, "a head"))
-    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(lacks, name="combination"))
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(lacks, name="others"))
     loop = Loop()
     with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer) as w:
         loop.run(w, 0, 30)
     code, _, err = run("alarm", str(tmp_path / "a"))
     assert code == 0
-    assert "no alarm by the combination rules in 31 rows" in err
+    assert "no alarm by the others rules in 31 rows" in err
     assert "not recorded, and so not heard: attention_heads. Silence is no sign of health" in err
     assert "not heard" not in run("alarm", str(tmp_path / "a"), "--mute", "heads")[2]
     shutil.rmtree(tmp_path / "a" / "probes" / "grad_norm")
@@ -161,19 +161,17 @@ def test_alarms_that_are_damaged_end_no_diagnosis(tmp_path: Path) -> None:
 
 def test_rules_go_by_their_name(tmp_path: Path, run: Any) -> None:
     """An alarm says what its rules were measured with and this run has not."""
-    told = watched(tmp_path / "a", Loop(fast=30), alarm="combination")
+    told = watched(tmp_path / "a", Loop(fast=30), alarm="loud")
     named = [alert for alert in told if alert.rule == "combination"]
     assert named
     for alert in named:
-        assert alert.lacking == ("attention_heads", "critical_sharpness", "outliers", "preconditioned_sharpness")
-        assert (
-            "outliers, preconditioned_sharpness too, which this run has not). The learning rate rose" in alert.sentence
-        )
-    _, out, _ = run("alarm", str(tmp_path / "a"), "--rules", "combination")
+        assert alert.lacking == ("adam", "attention_heads", "logits", "outliers", "residual_norm")
+        assert "outliers, residual_norm too, which this run has not). The learning rate rose" in alert.sentence
+    _, out, _ = run("alarm", str(tmp_path / "a"), "--rules", "loud")
     assert out.splitlines() == [alert.sentence for alert in told]
     code, _, err = run("alarm", str(tmp_path / "a"), "--rules", "all")
     assert code == 2
-    assert "there are conservative and combination" in err
+    assert "there are default and loud" in err
 
 
 def test_what_is_no_alarm_is_refused(tmp_path: Path) -> None:
@@ -183,6 +181,6 @@ def test_what_is_no_alarm_is_refused(tmp_path: Path) -> None:
         sl.watch(model, out=tmp_path / "a", alarm=RULES)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="on_alarm belongs to the Alarm"):
         sl.watch(model, out=tmp_path / "a", alarm=Alarm(RULES), on_alarm=print)
-    with pytest.raises(UsageError, match="no rules 'all'; there are conservative and combination"):
+    with pytest.raises(UsageError, match="no rules 'all'; there are default and loud"):
         sl.watch(model, out=tmp_path / "a", alarm="all")
     assert not (tmp_path / "a").exists()

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stabilitylab.alarm import fitted
-from stabilitylab.errors import UsageError
-
 HERE = Path(__file__).resolve().parents[2] / "results" / "alarm"
 FROZEN = "b3e4099090777d81"  # committed before the other half was made
 
@@ -67,60 +64,9 @@ def test_tables_follow_from_the_features(scripts: Any, lines: Any) -> None:
                 )
 
 
-def test_thresholds_from_own_twins_follow_from_the_features(scripts: Any, lines: Any) -> None:
-    """The illustration: each set, and the page's counts of alarms."""
-    own = scripts("own_runs")
-    found = list(own.lines(scripts("corpus").read("train")))
-    assert found == lines("own_runs")
-    page = " ".join((HERE / "README.md").read_text().split())
-    for k in ("1", "2"):
-        sets = [line for line in found if line["k"] == k]
-        alarms = sum(line["alarm"] == "1" for line in sets)
-        assert f"with k = {k}, {alarms} of {len(sets)}" in page
-
-
 def test_pages_say_what_tables_say(scripts: Any) -> None:
     say = scripts("say")
     assert say.page_blocks.differing(say.PAGES, say.anew) == []
-
-
-def test_the_package_has_the_rules_that_the_verdict_allows(scripts: Any, lines: Any) -> None:
-    reached = scripts("publish").reached()
-    told = {(line["rules"], line["rule"]): line for line in lines("published")}
-    assert [rule.name for rule in fitted().rules] == (["combination"] if reached else ["loss", "gradients", "updates"])
-    for name in ("conservative", "combination"):
-        rules = fitted(name)
-        assert rules.fitted == FROZEN
-        for rule in rules.rules:
-            line = told[name, rule.name]
-            assert rule.measured is not None
-            assert rule.measured.rate[0] == pytest.approx(float(line["false_per_1000"]), rel=1e-3)
-            assert rule.measured.recall[0] == pytest.approx(float(line["recall"]), rel=1e-3)
-    with pytest.raises(UsageError, match="no rules 'both'; there are conservative and combination"):
-        fitted("both")
-
-
-def test_help_of_the_alarm_says_what_its_sets_do(run: Any, lines: Any) -> None:
-    told = " ".join(run("alarm", "--help")[1].replace("│", " ").split())
-    whole = {line["rules"]: line for line in lines("published")}  # the last line of a set is of the set as a whole
-    assert all(name in told for name in whole)
-    careful, combined = whole["conservative"], whole["combination"]
-    assert float(careful["recall"]) == 0
-    assert f"announced none of {careful['failures']} failures" in told
-    share, rate = f"{float(combined['recall']):.0%}".replace("%", " %"), f"{float(combined['false_per_1000']):.1f}"
-    assert f"announced {share} of them, at {rate} false alarms in 1,000 healthy rows" in told
-
-
-def test_help_says_the_measured_shares(run: Any, lines: Any) -> None:
-    def share(measure: str) -> str:
-        """Return the range between the two answers to what the features do not tell."""
-        own = [line for line in lines("consequence") if (line["half"], line["measure"]) == ("test", measure)]
-        low, high = sorted(round(100 * float(line["share"])) for line in own if line["rule"] != "before")
-        return f"{low} to {high} %"
-
-    told = " ".join(run("diagnose", "--help")[1].replace("│", " ").split())
-    for measure in ("right cause, of what was wrong", "accused, of healthy runs", "said to be ill, of what was"):
-        assert share(measure) in told, f"the help does not say {share(measure)}: {measure}"
 
 
 def test_consequences_follow_from_the_features_and_before_the_rule_they_are_what_was_judged(

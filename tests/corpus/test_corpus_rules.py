@@ -117,27 +117,6 @@ def test_what_is_not_announced_is_not_found(judged: Any) -> None:
     assert abs(float(lines(judged[False].folder / "auc.csv")[0]["auc_100"]) - 0.5) < 0.15
 
 
-def test_the_package_takes_the_combination_only_where_the_goal_is_reached(
-    scripts: Any, judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish, score, events = scripts("publish"), scripts("score"), scripts("events")
-    folder, test = judged[True].folder, judged[True].test
-    assert not publish.reached(folder)  # fewer than a hundred failures decide nothing
-    assert next(iter(publish.published(test, folder))) == "conservative"
-    monkeypatch.setattr(publish, "reached", lambda folder: True)
-    publish.write(publish.published(test, folder), tmp_path / "fitted.json")
-    told = json.loads((tmp_path / "fitted.json").read_text())
-    assert told["default"] == "combination"
-    [rule] = map(AlarmRule.of, told["sets"]["combination"])
-    assert rule.name == "combination"
-    assert rule.measured is not None
-    line = next(line for line in lines(folder / "recall.csv") if (line["rule"], line["target"]) == (rule.name, "0.5"))
-    assert rule.measured.recall[0] == pytest.approx(float(line["recall"]), rel=1e-3)
-    own = score.scored(test, score.rules(score.load(folder)[1])["combination"].score)
-    found = events.outcomes(test, own, rule.threshold)
-    assert rule.measured.rate[0] == pytest.approx(events.value(events.false_rate(found)))
-
-
 def test_the_goal_needs_a_gain_over_every_baseline(scripts: Any) -> None:
     verdict = scripts("score").verdict
 

@@ -48,13 +48,13 @@ def announcing(runs: Sequence[SecondRun], by_rule: Mapping[str, Scored], limits:
     """Events announced 20 rows before against healthy runs accused, and events announced at all."""
     events = sum(run.outcome == "failure" for run in runs)
     early, at_all, finding = list[Series](), list[Series](), ""
-    for (name, told), colour, marker in zip(by_rule.items(), COLOURS, MARKERS, strict=False):
+    for (name, told), colour in zip(by_rule.items(), COLOURS, strict=False):
         x, all_of, led = curve(runs, told)
         look = {"colour": colour, "marker": "none", "dash": "solid"}
         early.append(Series(name, x, led, seeds=events, **look))
         at_all.append(Series(name, x, all_of, seeds=events, **look))
         if name == COMBINATION:
-            for label, limit in limits.items():
+            for (label, limit), marker in zip(limits.items(), MARKERS, strict=False):
                 accused, announced_at_all, led_at = _point(runs, told, limit)
                 mark = {"colour": colour, "marker": marker, "kind": "points", "seeds": events}
                 early.append(Series(label, [accused], [led_at], **mark))

@@ -144,9 +144,10 @@ def whole(text: str) -> str:
 
 
 def with_ends(line: Line, name: str) -> str:
-    """A number with its interval."""
+    """A number with its interval; alone if one subject made it, of which no interval can be drawn."""
     middle, low, high = (short(line[f"{name}{end}"]) for end in ("", "_low", "_high"))
-    return middle if middle == "-" else f"{middle} [{low}, {high}]"
+    alone = middle == "-" or float(line[f"{name}_low"]) == float(line[f"{name}_high"]) == float(line[name])
+    return middle if alone else f"{middle} [{low}, {high}]"
 
 
 def anew(page: str) -> str:
