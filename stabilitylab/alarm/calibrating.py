@@ -81,6 +81,7 @@ def calibrate(runs: Sequence[Run | str | Path], rules: RuleSet | str = LOUD) -> 
                     title=rule.title,
                     weights={**rule.weights},
                     centres={**rule.centres},
+                    lowest={**rule.lowest},
                     own_threshold=rule.threshold,
                     threshold=calibrated[rule.name],
                 )
@@ -112,7 +113,8 @@ def available(
         kept = {signal: weight for signal, weight in rule.weights.items() if signal not in lacking}
         if kept:
             centres = {signal: centre for signal, centre in rule.centres.items() if signal in kept}
-            used.append(replace(rule, weights=kept, centres=centres, measured=None))
+            lowest = {signal: bound for signal, bound in rule.lowest.items() if signal in kept}
+            used.append(replace(rule, weights=kept, centres=centres, lowest=lowest, measured=None))
         else:
             left_out[rule.name] = listed(sorted({*lacking.values()}), 8)
     return tuple(used), left_out

@@ -69,12 +69,13 @@ class CalibratedRule(FilePart):
     title: Text
     weights: dict[Name, FiniteFloat]
     centres: dict[Name, FiniteFloat]
+    lowest: dict[Name, FiniteFloat] = {}
     own_threshold: FiniteFloat
     threshold: FiniteFloat
 
     @property
     def rule(self) -> AlarmRule:
-        return AlarmRule(self.name, self.weights, self.threshold, self.title, self.centres)
+        return AlarmRule(self.name, self.weights, self.threshold, self.title, self.centres, lowest=self.lowest)
 
 
 class RecordedTable(FilePart):

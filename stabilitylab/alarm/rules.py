@@ -72,11 +72,12 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """The rule score = sum_i w_i (c(s_i) - m_i), c being :func:`compressed`; it is an alarm if the score reaches
-    ``threshold``.
+    """The rule score = sum_i w_i (max(c(s_i), l_i) - m_i), c being :func:`compressed`; it is an alarm if the score
+    reaches ``threshold``.
 
-    ``weights`` w and ``centres`` m (0 if not given): by signal; a signal that a row lacks adds nothing. Raises
-    UsageError for a signal that does not exist. ``measured``: None if its error rates were not measured.
+    ``weights`` w, ``centres`` m (0 if not given) and ``lowest`` l (no bound if not given): by signal; a signal that a
+    row lacks adds nothing. Raises UsageError for a signal that does not exist. ``measured``: None if its error rates
+    were not measured.
     """
 
     name: str
@@ -85,15 +86,17 @@ class AlarmRule:
     title: str = ""
     centres: Mapping[str, float] = field(default_factory=dict)
     measured: ErrorRates | None = None
+    lowest: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in (*self.weights, *self.centres) if name not in names()]:
+        given = (*self.weights, *self.centres, *self.lowest)
+        if unknown := [name for name in given if name not in names()]:
             raise UsageError(f"no signal {unknown[0]!r}; there are {', '.join(names())}.")
 
     def score(self, signals: Mapping[str, Reading]) -> tuple[float, str]:
         """Return the score, and the signal that adds most to it; NaN and "" if the row has none of the signals."""
         parts = {
-            name: weight * (compressed(name, signals[name].value) - self.centres.get(name, 0.0))
+            name: weight * (self._held(name, signals[name].value) - self.centres.get(name, 0.0))
             for name, weight in self.weights.items()
             if name in signals
         }
@@ -101,13 +104,18 @@ class AlarmRule:
             return math.nan, ""
         return sum(parts.values()), max(parts, key=parts.__getitem__)
 
+    def _held(self, name: str, value: float) -> float:
+        return max(compressed(name, value), self.lowest.get(name, -BOUND))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> AlarmRule:
         """Read a rule from ``as_dict`` or from the fitted file."""
-        kept = {name: told[name] for name in ("name", "weights", "threshold", "title", "centres") if name in told}
+        kept = {
+            name: told[name] for name in ("name", "weights", "threshold", "title", "centres", "lowest") if name in told
+        }
         measured = told.get("measured")
         return cls(**kept, measured=ErrorRates.of(measured) if measured else None)
 

@@ -138,6 +138,9 @@ def test_scores_add_up_what_is_there() -> None:
     assert math.isnan(rule.score({})[0])
     centred = AlarmRule("c", {"loss.z": 2.0, "loss.drift": 1.0}, 1.0, centres={"loss.z": 0.25, "loss.drift": 5.0})
     assert centred.score(told) == (pytest.approx(2.0 * 0.75), "loss.z")
+    held = AlarmRule("h", {"loss.drift": -3.0}, 1.0, lowest={"loss.drift": -0.2})
+    falls = [held.score({"loss.drift": Reading(value)})[0] for value in (-0.9, -0.2, 0.1)]
+    assert falls == pytest.approx([0.6, 0.6, -0.3])
     assert compressed("loss.z", -5.0) == 0.0
     assert compressed("loss.drift", 1e9) == 20.0
     assert compressed("loss.z", math.nan) == 0.0
@@ -148,7 +151,7 @@ def test_a_rule_is_written_and_read() -> None:
     assert measured.sentence == (
         "it accused 8 of 200 healthy runs, and announced 60 to 80 % of 96 events (95 %; models)"
     )
-    rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured)
+    rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured, {"loss.z": 0.1})
     for own in (rule, replace(rule, measured=replace(measured, lead=None)), replace(rule, measured=None)):
         assert AlarmRule.of(json.loads(json.dumps(own.as_dict(), allow_nan=False))) == own
 

@@ -96,6 +96,7 @@ def test_signals_that_the_runs_lack_are_left_out_and_named(healthy: list[Run]) -
     (rule,) = found.rules
     assert {"update.drift", "uniformity.drift", "loss.rise"} < {*rule.weights}
     assert {*rule.centres} == {*rule.weights}
+    assert dict(rule.lowest) == dict(rule.rule.lowest) == dict(fitted("loud").rules[0].lowest) != {}
     assert found.left_out["heads.drift"] == "attention_heads"
     assert rule.own_threshold == fitted("loud").rules[0].threshold
     no_loss = AlarmRule("loss", {"loss.z": 1.0}, 1.0)
