@@ -35,7 +35,17 @@ class SecondCorpus:
 
     def __init__(self, folder: Path = HERE) -> None:
         self._folder = folder
-        own = (self.made, self.goals, self.alarms, self.families, self.archs, self.sets, self.findings, self.pairs)
+        own = (
+            self.made,
+            self.goals,
+            self.alarms,
+            self.families,
+            self.archs,
+            self.sets,
+            self.findings,
+            self.causes,
+            self.pairs,
+        )
         self.blocks: page_blocks.Blocks = {one.__name__: one for one in own}
 
     def _lines(self, name: str, **where: str) -> list[dict[str, str]]:
@@ -117,6 +127,22 @@ class SecondCorpus:
         """What diagnose said."""
         rows = [(line["measure"], with_ends(line, "share"), line["share_of"]) for line in self._lines("findings")]
         return table(("share of", "[95 %]", "runs"), rows)
+
+    def causes(self) -> list[str]:
+        """What diagnose named first, by what was done."""
+        rows: dict[str, list[dict[str, str]]] = {}
+        for line in self._lines("causes"):
+            rows.setdefault(line["put in"], []).append(line)
+        made = [
+            (
+                family.replace("_", " "),
+                own[0]["runs"],
+                own[0]["right"] or "-",
+                ", ".join(f"{line['first'].replace('+', ' + ')} {line['times']}" for line in own),
+            )
+            for family, own in rows.items()
+        ]
+        return table(("put in", "runs", "right", "first, of so many runs"), made)
 
     def pairs(self) -> list[str]:
         """Of two runs of one schedule, how often the one with the event scores higher."""

@@ -5,7 +5,7 @@
 
 ``made.csv``: the runs by label; ``alarms.csv``: each rule; ``families.csv``: by what was done; ``pairs.csv``: pairs
 with one schedule; ``archs.csv``: each architecture by what was fitted without it; ``sets.csv``: the calibration;
-``findings.csv``: diagnose; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as
+``findings.csv``: diagnose; ``causes.csv``: what it named first, by what was done; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as
 frozen.json is not committed.
 """
 
@@ -293,6 +293,19 @@ def findings(runs: Sequence[SecondRun], look: Look | None) -> Iterator[Line]:
         yield {"measure": name, **share(of, holds_of).line("share")}
 
 
+def causes(runs: Sequence[SecondRun]) -> Iterator[Line]:
+    """Yield for each family of ill runs, and for healthy runs, what came first in the diagnosis and of how many runs;
+    ``right``: the number in which the first sign names what was done ("": nothing can name it)."""
+    groups: dict[str, list[SecondRun]] = {}
+    for run in runs:
+        if run.outcome == "healthy" or _is_ill(run):
+            groups.setdefault(run.family if _is_ill(run) else "healthy", []).append(run)
+    for family, own in sorted(groups.items()):
+        right = sum(map(is_named, own)) if family in NAMES else ""
+        for first, count in Counter("+".join(run.diagnosis["first"]) or "nothing" for run in own).most_common():
+            yield {"put in": family, "runs": len(own), "right": right, "first": first, "times": count}
+
+
 def _is_ill(run: SecondRun) -> bool:
     """True if something was done from outside, or it failed."""
     return run.fault is not None or run.is_failure
@@ -358,6 +371,7 @@ def tables(folder: Path = HERE) -> None:
     seen = [run for run in runs if run.half != "choose"]
     default = Look(seen, scored(seen, known(own)[COMBINATION]), limit) if np.isfinite(limit) else None
     told["findings"] = write(folder / "findings.csv", findings(seen, default))
+    write(folder / "causes.csv", causes(test))
     gain = gained(found[COMBINATION, UNION], found["rate over edge", UNION])
     write(folder / "verdict.csv", verdict(runs, told, gain))
     assert len(list(lines(folder))) >= len(runs), "more runs than lines"
