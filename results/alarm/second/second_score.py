@@ -5,8 +5,8 @@
 
 ``made.csv``: the runs by label; ``alarms.csv``: each rule; ``families.csv``: by what was done; ``pairs.csv``: pairs
 with one schedule; ``archs.csv``: each architecture by what was fitted without it; ``sets.csv``: the calibration;
-``findings.csv``: diagnose; ``causes.csv``: what it named first, by what was done; ``verdict.csv``: each goal, reached or missed. It ends with a sentence as long as
-frozen.json is not committed.
+``findings.csv``: diagnose; ``causes.csv``: what it named first, by what was done; ``verdict.csv``: each goal, reached
+or missed. It ends with a sentence as long as frozen.json is not committed.
 """
 
 from __future__ import annotations
