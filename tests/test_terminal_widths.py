@@ -228,7 +228,7 @@ def test_a_long_description_ends_with_a_sentence_where_one_fits(shown, width: in
     lines = shown(width, "list", "probes")
     assert all(line.endswith((".", " …")) for line in lines)
     [adam] = [line for line in lines if line.split()[0] == "adam"]
-    assert adam.endswith("  The state of Adam in each row.")
+    assert adam.endswith(("  The state of Adam in each row.", " over the entries of a row."))
 
 
 @pytest.mark.parametrize("name", ["alarm", "check", "diagnose"])
