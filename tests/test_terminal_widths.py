@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from stabilitylab.commands import COMMANDS
+from stabilitylab.commands.listing import shortened
 from stabilitylab.probes.watcher import Cost
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
@@ -229,6 +230,15 @@ def test_a_long_description_ends_with_a_sentence_where_one_fits(shown, width: in
     assert all(line.endswith((".", " …")) for line in lines)
     [adam] = [line for line in lines if line.split()[0] == "adam"]
     assert adam.endswith(("  The state of Adam in each row.", " over the entries of a row."))
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [(12, "One. Two."), (8, "One."), (3, "…"), (60, "One. Two. Three by Ba et al. 2016, Eq. 3, and four.")],
+)
+def test_a_sentence_ends_before_a_capital(width: int, told: str) -> None:
+    text = "One. Two. Three by Ba et al. 2016, Eq. 3, and four."
+    assert shortened(text, width).strip() == told
 
 
 @pytest.mark.parametrize("name", ["alarm", "check", "diagnose"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +29,15 @@ class Fit:
     centres: dict[str, float]
     penalty: float
 
-    def score(self) -> Score:
-        """sum of w (c(s) - m) over what a row has, as :class:`stabilitylab.alarm.AlarmRule` adds it up."""
+    def score(self, lowest: Mapping[str, float] | None = None) -> Score:
+        """sum of w (max(c(s), l) - m) over what a row has, as :class:`stabilitylab.alarm.AlarmRule` adds it up; l:
+        ``lowest`` of the signal, none if not given."""
         signals = tuple(self.weights)
+        least = np.array([(lowest or {}).get(name, -np.inf) for name in signals])
         weights, centres = np.array([*self.weights.values()]), np.array([self.centres[name] for name in signals])
 
         def of(run: CorpusRun) -> np.ndarray:
-            values = features(run, signals)
+            values = np.maximum(features(run, signals), least)
             parts = np.where(np.isnan(values), 0.0, (values - centres) * weights)
             return np.where(np.isnan(values).all(axis=1), -np.inf, parts.sum(axis=1))
 

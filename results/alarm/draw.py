@@ -104,7 +104,7 @@ def one_run(run: CorpusRun, combination: Fit, threshold: float, twin: CorpusRun 
     lead = outcome(run, score, threshold).lead
     spoke = [FIRST + row for row in alarms(score[FIRST : run.rows], threshold)]
     ended = [Reference(run.failed, "t*", vertical=True)] if run.failed is not None else []
-    rows, shown = np.arange(run.rows), np.where(np.isfinite(score) & (score > np.finfo(float).min), score, np.nan)
+    rows, shown = np.arange(run.rows), np.where(np.isfinite(score), score, np.nan)
     panels = [
         Panel(
             "Training loss",

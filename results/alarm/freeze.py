@@ -25,7 +25,7 @@ COMBINATION = "combination"
 
 
 def scored(runs: Sequence[CorpusRun], rule: Callable[[CorpusRun], np.ndarray]) -> list[np.ndarray]:
-    return [np.nan_to_num(rule(run), nan=-np.inf, posinf=np.inf) for run in runs]
+    return [np.nan_to_num(rule(run), nan=-np.inf, posinf=np.inf, neginf=-np.inf) for run in runs]
 
 
 def families(runs: Sequence[CorpusRun]) -> list[str]:

@@ -133,8 +133,8 @@ class RuleSet:
 def fitted(name: str | None = None) -> RuleSet:
     """Return the rules that come with the package, each with the error rates that results/alarm/second measured.
 
-    ``name``: ``default`` (None too) or ``loud``; docs/alarm.md has both. A set may hold no rule: then only a number
-    that is not finite is an alarm. Raises UsageError for another name.
+    ``name``: ``default`` (None too) or ``loud``; docs/alarm.md has both. Raises UsageError for
+    another name.
     """
     told = json.loads(files("stabilitylab.alarm").joinpath(FITTED).read_text())
     sets = told["sets"]

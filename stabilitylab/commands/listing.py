@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,7 +62,7 @@ def list_(
             origin = origins.get(kind, {}).get(entry, "stabilitylab")
             said += "" if origin == "stabilitylab" else f"  [{origin}]"
             console.print(
-                f"  {entry:<{longest}}  {_shortened(said, console.width - longest - 4)}",
+                f"  {entry:<{longest}}  {shortened(said, console.width - longest - 4)}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
@@ -72,12 +73,12 @@ def list_(
         print(f"left out: {plugin} cannot be imported ({why})", file=sys.stderr)
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """Return as many whole sentences as fit, or else as many whole words."""
     if len(text) <= width:
         return text
-    if sentences := text[:width].rpartition(". ")[0]:
-        return f"{sentences}."
+    if ends := [end.end() for end in re.finditer(r"\.(?= [A-Z`])", text) if end.end() <= width]:  # no "et al. 2025"
+        return text[: ends[-1]]
     return f"{text[: max(1, width - 2)].rpartition(' ')[0].rstrip(' ,;:(')} …"
 
 

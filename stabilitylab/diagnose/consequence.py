@@ -1,7 +1,8 @@
 """The consequence of findings: one rule by which a warning stays a warning, becomes a note, or is too early to tell.
 
 Every event of every detector goes through :func:`weighed`. The rule looks at the loss after an event, and at the
-condition that the event is about. It was committed before it was tried on any run.
+condition that the event is about. It was committed before it was tried on any run. The last sentence of rule 5 came
+later, from the choosing half of the second corpus (results/alarm/second).
 
 1. A note stays a note. So does what ends a run: a failure, or an outcome such as a rise of the loss.
 2. **Too early.** An event that is judged from a number of updates on (``Event.judged_from``: a loss that never fell, or
@@ -10,8 +11,8 @@ condition that the event is about. It was committed before it was tried on any r
 3. **Mild.** Events of mild detectors (a vanishing gradient) are notes in a run that learns, without a failure.
 4. **The edge.** ``beyond_the_edge`` is a note unless the loss rose, or never fell: unless another event says so and is
    a warning or a failure.
-5. **It stands.** A warning stays one if its condition holds in the last rows (``Event.stands``). If healthy runs have
-   this condition too (``Event.usual``), that is so in a run that failed alone.
+5. **It stands.** A warning stays one if its condition holds in the last rows (``Event.stands``). A condition that
+   healthy runs have too (``Event.usual``) counts so only in a run that failed.
 6. **The loss.** Else a warning stays one unless the level of the loss reached a new minimum after it.
 """
 

@@ -31,7 +31,8 @@ class Event:
     - ``open``: what may still come of a note that lasts to the end, as a clause ("the rank collapse may pass"). A run
       with such a note is not called healthy.
     - ``stands``: the condition of the event holds in the last rows of the run.
-    - ``usual``: healthy runs have this condition too, so that it is trouble only where the loss says so.
+    - ``usual``: healthy runs have this condition too. It is trouble only if the run failed or its loss stopped
+      falling.
     - ``judged_from``: the number of updates from which on it is judged; a shorter run leaves it open.
     - ``advice``: what to do, with its numbers; "" for the advice of its detector.
     - ``consequence``: why the event is a warning or a note, as a clause (:mod:`.consequence`).

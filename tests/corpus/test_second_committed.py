@@ -83,6 +83,7 @@ def test_help_and_readme_say_the_shares(run: Any, lines: Any) -> None:
     assert f"{percent(ill)} of {ill['share_of']} failures ({percent(both)} with the alarm)" in helped
     assert f"right cause first in {percent(cause)} of {cause['share_of']}" in helped
     worst = [found[f"healthy runs accused by diagnose or the alarm: {arch}"] for arch in ("sandwich", "subln")]
+    together = found["healthy runs accused by diagnose or the alarm"]
     assert f"of Sandwich-LN and Sub-LN it is {percent(worst[0])[:-2]} and {percent(worst[1])}." in helped
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{percent(healthy)} of the healthy and {percent(ill)} of the failures" in readme
@@ -95,6 +96,37 @@ def test_help_and_readme_say_the_shares(run: Any, lines: Any) -> None:
         assert told is not None
         accused = f"{round(told.accused[0] * told.healthy)} of {told.healthy} healthy runs"
         assert f"{accused} and announced {100 * told.announced[0]:.0f} %" in helped, name
+    assert f"at most 5 % of healthy runs accused, was missed ({percent(together)})" in helped
+
+
+def test_prose_says_what_tables_say(scripts: Any, lines: Any) -> None:
+    """Sentences of docs outside the blocks: shares with their intervals."""
+    say = scripts("second_say")
+    alarms = {line["threshold"]: line for line in lines("alarms") if line["rule"] == "combination"}
+    share = {line["measure"]: say.with_ends(line, "share") for line in lines("findings")}
+    of = {line["measure"]: line["share_of"] for line in lines("findings")}
+    default, loud = (say.with_ends(alarms[at], "announced") for at in ("0.03 union", "0.2"))
+    events, lead = alarms["0.2"]["announced_of"], say.whole(alarms["0.03 union"]["lead"])
+    healthy, ill = "healthy runs accused by diagnose", "failures said to be ill by diagnose"
+    plain, right = f"{healthy}, without the calibration's sets", "right cause first, of what can be known"
+    wanted = {
+        "alarm": (
+            f"announces {default} of {events} events, with a median lead of {lead} rows",
+            f'`alarm="loud"` announces {loud} of them',
+            f"say of {share[f'{ill} or the alarm']} of the failures that they are ill",
+            f"They accuse {share[f'{healthy} or the alarm']} of {of[healthy]} healthy runs",
+        ),
+        "diagnose": (
+            f"{share[healthy]} of {of[healthy]}; with the default alarm {share[f'{healthy} or the alarm']}",
+            f"`diagnose` accuses {share[plain]} of {of[plain]}",
+            f"{share[ill]} of {of[ill]}; with the default alarm {share[f'{ill} or the alarm']}",
+            f"{share[right]} of the {of[right]} runs",
+            f"({of['no wrong cause, of what cannot be known']} runs), no wrong cause was named",
+        ),
+    }
+    for name, sentences in wanted.items():
+        page = " ".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").split())
+        assert [text for text in sentences if text not in page] == []
 
 
 @pytest.mark.slow

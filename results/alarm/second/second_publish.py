@@ -3,7 +3,7 @@
 
     python results/alarm/second/second_publish.py     # stabilitylab/alarm/fitted.json
 
-``default`` is the combination at its default threshold if goal 1 was reached (the first three of ``ALARM``), and no
+``default`` is the combination at its default threshold if goal 1 was reached (``ALARM``), and no
 rule otherwise: a number that is not finite is an alarm in either case. ``loud`` is the combination at .2. A fall of the
 loss counts at most as much as in healthy runs of the choosing half (``HELD``); this was added after the look. Each set
 comes with the error rates of its alarm alone, as it is in the package, on the test half.
@@ -15,8 +15,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from rivals import Rival, features
 from second_corpus import FROZEN, HERE, SecondRun, lines, read
 from second_freeze import digest, load
 from second_rules import COMBINATION, UNION, well
-from second_score import LOUD, Look, scored
+from second_score import ALARM, LOUD, Look, scored
 
 from stabilitylab.alarm import AlarmRule, ErrorRates
 from stabilitylab.alarm.rules import DEFAULT, FITTED
@@ -40,7 +38,6 @@ PACKAGE = HERE.parents[2] / "stabilitylab" / "alarm"
 TITLE = "layers' numbers leave their past together"
 CORPUS = "small Transformers, results/alarm/second"
 HELD = "loss.drift"  # has a negative weight, so that a loss that falls fast would be an alarm
-ALARM = ("half of the events announced", "median lead of 20 rows", "above rate over edge")
 
 
 def reached(folder: Path = HERE) -> bool:
@@ -55,27 +52,25 @@ def lowest(folder: Path = HERE) -> dict[str, float]:
     return {HELD: float(np.nanmin(np.concatenate(found)))}
 
 
-def rule_of(frozen: Mapping[str, Any], at: str, held: Mapping[str, float]) -> AlarmRule:
-    """Return the frozen combination as a rule of the package, which speaks at its threshold and not above it."""
-    own = frozen["fit"]
-    limit = math.nextafter(frozen["thresholds"][COMBINATION][at], math.inf)
-    centres = {name: own["centres"][name] for name in own["weights"]}
-    return AlarmRule(COMBINATION, own["weights"], limit, TITLE, centres, lowest=held)
+def published(test: Sequence[SecondRun], folder: Path = HERE) -> dict[str, list[AlarmRule]]:
+    """Return the rules of each set by its name, with the error rates of their alarms on these runs."""
+    (frozen, own), held = load(folder), lowest(folder)
+    told = scored(test, Rival(COMBINATION, "combination", own.score(held)))
+    centres = {name: own.centres[name] for name in own.weights}
+    sets: dict[str, list[AlarmRule]] = {DEFAULT: [], LOUD_SET: []}
+    for name, at in ((DEFAULT, UNION), (LOUD_SET, LOUD)):
+        if name == LOUD_SET or reached(folder):
+            limit = frozen["thresholds"][COMBINATION][
+                at
+            ]  # an alarm is a score above it; of the package, one that reaches
+            above = math.nextafter(limit, math.inf)
+            rates = rates_of(Look(test, told, limit).line())
+            sets[name].append(AlarmRule(COMBINATION, own.weights, above, TITLE, centres, rates, held))
+    return sets
 
 
-def score(rule: AlarmRule, run: SecondRun) -> np.ndarray:
-    """Return the rule's score of each row, (rows,), -inf where it has none."""
-    signals = tuple(rule.weights)
-    weights, centres = (np.array([own[name] for name in signals]) for own in (rule.weights, rule.centres))
-    values = np.maximum(features(run, signals), [rule.lowest.get(name, -np.inf) for name in signals])
-    parts = np.where(np.isnan(values), 0.0, (values - centres) * weights)
-    return np.where(np.isnan(values).all(axis=1), -np.inf, parts.sum(axis=1))
-
-
-def measured(rule: AlarmRule, test: Sequence[SecondRun]) -> AlarmRule:
-    """Return the rule with the error rates of its alarm on these runs."""
-    told = scored(test, Rival(COMBINATION, "combination", partial(score, rule)))
-    line = Look(test, told, math.nextafter(rule.threshold, -math.inf)).line()
+def rates_of(line: Mapping[str, Any]) -> ErrorRates:
+    """Return the error rates that a line of alarms.csv has."""
 
     def ends(name: str) -> tuple[float, float, float]:
         low, middle, high = (float(line[f"{name}{end}"]) for end in ("_low", "", "_high"))
@@ -83,15 +78,7 @@ def measured(rule: AlarmRule, test: Sequence[SecondRun]) -> AlarmRule:
 
     lead = None if np.isnan(ends("lead")[0]) else ends("lead")
     healthy, events = int(line["healthy_accused_of"]), int(line["announced_of"])
-    rates = ErrorRates(ends("healthy_accused"), healthy, ends("announced"), events, lead, CORPUS)
-    return replace(rule, measured=rates)
-
-
-def published(test: Sequence[SecondRun], folder: Path = HERE) -> dict[str, list[AlarmRule]]:
-    """Return the rules of each set by its name."""
-    (frozen, _), held = load(folder), lowest(folder)
-    wanted = {DEFAULT: (UNION,) if reached(folder) else (), LOUD_SET: (LOUD,)}
-    return {name: [measured(rule_of(frozen, at, held), test) for at in limits] for name, limits in wanted.items()}
+    return ErrorRates(ends("healthy_accused"), healthy, ends("announced"), events, lead, CORPUS)
 
 
 def main(folder: Path = HERE, package: Path = PACKAGE) -> None:
