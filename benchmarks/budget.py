@@ -42,7 +42,7 @@ from stabilitylab.models.transformer import KINDS as MODELS
 
 SETS = (
     *("model.arch=branchnorm", "model.d_model=512", "model.d_ffn=2048", "model.heads=8", "train.precision=bf16"),
-    *("data.sentences=256", "data.shapes=1", "data.length_multiple=8", "train.evaluations=0", "train.warmup=0"),
+    *("data.sentences=256", "data.shapes=1", "data.length_multiple=8", "train.warmup=0"),
 )
 EVERY_ROW = ("probes.every=1", f"probes.update_every={NEVER}")
 DIRECT, GRAPHS = "train.cuda_graphs=off", "train.cuda_graphs=on"

@@ -53,7 +53,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     device = torch.device(arguments.device)
-    sets = (f"train.device={arguments.device}", "train.cuda_graphs=off", "train.evaluations=0", "data.shapes=1")
+    sets = (f"train.device={arguments.device}", "train.cuda_graphs=off", "data.shapes=1")
     with tempfile.TemporaryDirectory() as folder:
         subjects: dict[str, Trainer] = {}
         for name, own in SUBJECTS.items():

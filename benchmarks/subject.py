@@ -22,7 +22,8 @@ def warm(device: torch.device) -> int:
 
 
 def prepared(depth: int | None, *sets: str) -> Plan:
-    return plan(resolve(parse_set(sets), depth=depth))
+    """A plan without the evaluations of a run's verdict, which no update that is compared should pay for."""
+    return plan(resolve(parse_set(("train.evaluations=0", *sets)), depth=depth))
 
 
 def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:

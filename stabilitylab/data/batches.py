@@ -56,9 +56,9 @@ class Batch:
         The last sentence has the source of the first. Rows that only fill the batch keep their source. The arguments
         of a model without a source do not change.
         """
-        real = int((self.weight.sum(1) > 0).sum())
-        other = torch.arange(len(self.weight), device=self.weight.device)
-        other[:real] = other[:real].roll(-1)
+        rows = torch.arange(len(self.weight), device=self.weight.device)
+        real = (self.weight.sum(1) > 0).sum()  # stays on the device, which the host does not wait for
+        other = torch.where(rows < real, (rows + 1) % real.clamp(min=1), rows)
         return {name: each[other] if name.startswith("source") else each for name, each in self.inputs.items()}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:

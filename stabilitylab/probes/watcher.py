@@ -106,6 +106,9 @@ class Watcher:
       queue, a momentum encoder). Each reference or curvature pass then keeps a copy of the state and restores it.
       Without ``restore``, the first such pass keeps a copy, and if the pass changes the model, these passes end for
       good.
+    - ``stateless``: True for a model whose passes in eval mode are known to write to nothing. The first reference pass
+      and the first curvature pass are compared with a copy, and later ones, which run the same code, are not looked at:
+      in a deep narrow model the comparison takes as long as the pass.
     - ``record``: by default, with ``optimizer=``, a sparse ledger stores the changes of settings, optimizer state and
       flags (not under CUDA graphs), so that ``diagnose`` can name them. "ledger" also stores all rates and digests.
       "off" stores nothing. A :class:`stabilitylab.Recorder` also keeps snapshots and batches, so that ``explain`` can

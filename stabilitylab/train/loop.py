@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import Config
 from ..data import Batch, Dataset
@@ -24,12 +24,27 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
 from .environment import aligned, peak_memory
-from .fast import Directly, Replays, ReplaysApart, WorkingWeights, are_apart, compile_layers, explained, shapes_of
+from .fast import (
+    Directly,
+    ReplayedPass,
+    Replays,
+    ReplaysApart,
+    WorkingWeights,
+    are_apart,
+    compile_layers,
+    explained,
+    shapes_of,
+)
 from .judging import Judging
 from .passes import Passes
 from .ranks import Team
 from .recipe import learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
 from .recording import held, recorder_of
+
+
+def is_stateless(model: nn.Module) -> bool:
+    """Return True if every module is of this package or of torch: a pass in eval mode writes nothing to these."""
+    return all(type(module).__module__.partition(".")[0] in ("stabilitylab", "torch") for module in model.modules())
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ class Trainer:
             schedule=self.model.schedule,
             reference=self.passes.reference,
             recorder=recorder,
+            stateless=is_stateless(self.model),
             measured=self.evaluates,
             curvature_every=config.probes.curvature_every,
             curvature_loss=self.passes.curvature_loss,
@@ -113,7 +129,9 @@ class Trainer:
         # on a GPU a row is read while the next one is computed, unless its numbers may end the run
         self.behind = int(device.type == "cuda" and train.on_divergence == "continue")
         self.apply: Directly | Replays | ReplaysApart = Directly(self.work, device)
+        self.source: Callable[[], dict[str, Tensor]] = self.passes.source
         if recorder is not None:
+            self.source = ReplayedPass("the pass that measures what the source is worth", self.passes.source, recorder)
             replays = ReplaysApart if are_apart(dataset, train.accumulate) else Replays
             self.apply = replays(self, device, recorder, self.watcher, required=train.cuda_graphs == "on")
         if state is not None:
@@ -152,7 +170,7 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        after = self.watcher.finish(**self.passes.validate(), **self.passes.source())
+        after = self.watcher.finish(**self.passes.validate(), **self.source())
         self.judging.see(self.row, after)
         return self.judging.verdict(self.row, after)
 
@@ -166,7 +184,7 @@ class Trainer:
         whole = self._present()
         tokens = sum(batch.tokens for batch in whole)
         batches = [self.team.part(batch).to(self.device) for batch in whole]
-        read = self.passes.source() if self.evaluates(t) or self.watcher.due_reference(t) else {}
+        read = self.source() if self.evaluates(t) or self.watcher.due_reference(t) else {}
         metrics = self.apply(batches, tokens / self.team.size)
         schedule = self.model.schedule
         self.watcher.note(

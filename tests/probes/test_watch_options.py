@@ -12,7 +12,7 @@ from stabilitylab.api import watch
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher, WatchOptions
 
-OWN = {"total_every_step", "recorder", "measured", "tapped"}  # of a watcher alone; watch() has no use for them
+OWN = {"total_every_step", "recorder", "measured", "stateless", "tapped"}  # of a watcher alone
 OTHER = {"reference": "first batch", "update_every": None}  # watch()'s own defaults
 
 

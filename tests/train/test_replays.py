@@ -28,6 +28,7 @@ from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
 from stabilitylab.train.fast.graph_replays import MOST, Replays, kinds, recorder_for, shapes_of, some_run_directly
 from stabilitylab.train.fast.micro_replays import ReplaysApart
+from stabilitylab.train.fast.pass_replays import ReplayedPass
 from stabilitylab.train.loop import Trainer
 from stabilitylab.train.ranks import Team
 
@@ -108,10 +109,10 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
     shapes = {key[1:] for key in replayed.apply.recorded}
     assert len(replayed.apply.recorded) == 2 * len(shapes)  # probed and plain
     if isinstance(recorder, Tape):
-        # and of the held-out pass its two kinds, with and without tables; what came before the largest is made anew
+        # and the held-out pass with and without tables, and the source's; what came before the largest is made anew
         assert len(shapes) == 2
-        assert recorder.recorded - 2 - len(replayed.apply.recorded) <= 2
-        assert recorder.warmed == 3  # the first update, and these two
+        assert recorder.recorded - 3 - len(replayed.apply.recorded) <= 2
+        assert recorder.warmed == 4  # the first update, and these three
         assert recorder.replayed > 0.8 * machine.steps
 
 
@@ -175,7 +176,8 @@ def test_a_run_that_is_resumed_from_a_replayed_one(machine: Machine, tmp_path: P
     rest.watcher.close()
     same(machine, whole, rest)
     if isinstance(recorder, Tape):
-        assert recorder.warmed == 4  # row 13, which is plain, the first probed one, and two kinds of held-out pass
+        # row 13, which is plain, the first probed one, two kinds of held-out pass, and the source's
+        assert recorder.warmed == 5
 
 
 @pytest.mark.gpu
@@ -472,6 +474,27 @@ def test_without_probes_of_the_training_pass_no_row_is_probed(tmp_path: Path) ->
     assert Run.open(held_out.run.path).frame("cosine_similarity")["step"].unique().tolist() == [0, 7, 14, 21, 26]
 
 
+def test_a_pass_is_recorded_at_its_second_call(caplog: pytest.LogCaptureFixture) -> None:
+    """Its numbers are its own: the next replay does not change them. What gives nothing, or waits, is not recorded."""
+    weight, tape = torch.ones(3), Tape()
+    counted = ReplayedPass("this pass", lambda: {"sum": weight.sum()}, tape)
+    found = [counted()]
+    for factor in (2.0, 3.0):
+        weight.fill_(factor)
+        found.append(counted())
+    assert [float(each["sum"]) for each in found] == [3.0, 6.0, 9.0]
+    assert (tape.warmed, tape.recorded, tape.replayed) == (1, 1, 2)
+    nothing = ReplayedPass("this pass", dict, tape)
+    assert [nothing() for _ in range(3)] == [{}, {}, {}]
+    assert tape.recorded == 1
+    assert not caplog.messages
+    waiting = ReplayedPass("this pass", lambda: {"sum": torch.full((), float(weight.sum()))}, tape)
+    assert [float(waiting()["sum"]) for _ in range(4)] == [9.0] * 4
+    assert tape.recorded == 2
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("this pass is not replayed: it cannot be recorded (")
+
+
 def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(asked: str, device: str, kind: Any = "none", *sets: str) -> Any:
         config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}", *sets]), depth=4)
@@ -479,13 +502,7 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
     monkeypatch.setattr("stabilitylab.train.fast.graph_replays.CudaGraphs", lambda device: ("graphs", device))
     assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
-    assert chosen("auto", "cuda") is None  # no GPU has run the recorder
-    assert caplog.messages == [
-        "CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them."
-    ]
     assert chosen("on", "cuda") == ("graphs", torch.device("cuda"))
-    caplog.clear()
-    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.RECORDED_BY_DEFAULT", True)
     assert chosen("auto", "cuda") == ("graphs", torch.device("cuda"))
     assert not caplog.messages
     with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):

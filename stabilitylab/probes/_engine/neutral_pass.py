@@ -43,6 +43,7 @@ class NeutralPass:
     is gone when the pass is over. Later passes compare each tensor's version, place and a sample of its words
     (:class:`~..state.StateSnapshot`). A change ends the pass for good: :attr:`over` says why. One that comes at a later
     pass cannot be undone, and the run is not neutral. ``restore``: each pass is the first, and none ends.
+    ``stateless``: later passes are not looked at.
 
     On several ranks all of them end the pass if it changed the model of one. What DistributedDataParallel broadcasts
     to its ranks before a forward, the buffers, is put back after each pass and ends none.
@@ -57,12 +58,13 @@ class NeutralPass:
         audit: Audit,
         ranks: Processes = ALONE,
         restore: bool = False,
+        stateless: bool = False,
     ) -> None:
         self.over = ""  # why no pass is to come any more
         self.changed: list[str] = []  # tensors that the last pass changed, on any rank, where that is known at once
         self._settled = False
         self._what, self._model, self._boards, self._guard = what, model, boards, guard
-        self._audit, self._ranks, self._restore = audit, ranks, restore
+        self._audit, self._ranks, self._restore, self._stateless = audit, ranks, restore, stateless
         self._passes = 0
         self._often: set[str] = set()  # tensors that each pass writes, to what they are or by broadcast: always copied
         self._broadcast = _broadcast(model)
@@ -76,6 +78,12 @@ class NeutralPass:
         the row, by :meth:`ship` and :meth:`tell`: the host does not wait for a device, and ranks for each other, once
         more."""
         self._ranks.reshard()
+        if self._stateless and self._passes and not self._restore:
+            try:
+                yield
+            finally:
+                self._ranks.reshard()
+            return
         first = self._restore or not self._passes
         apart = self._broadcast if "buffer" in by_caller else ()
         snapshot = StateSnapshot(self._model, True if first else self._often | self._broadcast, self._passes, apart)

@@ -76,6 +76,7 @@ class WatchOptions:
     curvature_loss: Callable[[], torch.Tensor] | None = None
     curvature_batch: CurvatureBatch = "fixed"
     restore: bool = False
+    stateless: bool = False
     record: Record = None
     strict: bool = False
     tapped: Sequence[Place] = ()

@@ -63,7 +63,8 @@ class CurvatureRows(Instrument):
     def open(self, watched: Watched) -> None:
         options, model, guard, ranks = watched.options, watched.model, watched.guard, watched.ranks
         self._boards = boards = watched.on("curvature")
-        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, watched.audit, ranks, options.restore)
+        audit, known = watched.audit, (options.restore, options.stateless)
+        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit, ranks, *known)
         self._model, self._guard, self._parameters, self._ranks = model, guard, watched.parameters, ranks
         self._every: CurvatureCadence = options.curvature_every
         self._loss, self._of_update = options.curvature_loss, options.curvature_batch == "update"

@@ -61,7 +61,7 @@ class ReferenceRows(Instrument):
         self._guard, self._options, self._parameters = watched.guard, options, watched.parameters
         guard, audit = watched.guard, watched.audit
         self.neutrality = NeutralPass(
-            "reference", watched.model, lambda: self._boards, guard, audit, ranks, options.restore
+            "reference", watched.model, lambda: self._boards, guard, audit, ranks, options.restore, options.stateless
         )
         self._update = next((board for board in self._boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in self._boards if board is not self._update]

@@ -191,26 +191,17 @@ def some_run_directly(dataset: Dataset, accumulate: int) -> bool:
     return shapes > MOST if are_apart(dataset, accumulate) else kinds(shapes, accumulate) > MOST
 
 
-# True if "auto" records on a GPU. It stays False until results/h200/ compares a recorded run with a direct one. The
-# capture of whole updates was tried only with a stand-in on a CPU, and a fault would break everybody's default run.
-RECORDED_BY_DEFAULT = False
-
-
 def recorder_for(config: Config, device: torch.device, team: Team) -> DeviceRecorder | None:
     """Return the recorder of updates on this device; None if updates run directly.
 
-    ``train.cuda_graphs``: "auto" records on a GPU if :data:`RECORDED_BY_DEFAULT` is True and no setting excludes it;
-    otherwise the reason is logged in one sentence. "on" raises ResourceError without a GPU, and UsageError if a setting
-    excludes recording.
+    ``train.cuda_graphs``: "auto" records on a GPU if no setting excludes it; otherwise the reason is logged in one
+    sentence. "on" raises ResourceError without a GPU, and UsageError if a setting excludes recording.
     """
     asked = config.train.cuda_graphs
     if asked == "off" or (device.type != "cuda" and asked == "auto"):
         return None
     if device.type != "cuda":
         raise ResourceError(f"--cuda-graphs on needs a CUDA device, and this run is on {device}: leave it at auto.")
-    if asked == "auto" and not RECORDED_BY_DEFAULT:
-        log.warning("CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them.")
-        return None
     if not (obstacle := _obstacle(config, team)):
         return CudaGraphs(device)
     if asked == "on":

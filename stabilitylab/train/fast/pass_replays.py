@@ -1,0 +1,51 @@
+"""A pass over a fixed batch, run directly or replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ...probes import DeviceRecorder, attempt
+
+log = logging.getLogger(__name__)
+
+Numbers = dict[str, Tensor]
+
+
+class ReplayedPass:
+    """``work``, recorded at its second call and replayed from then on. What depends on the row lies on the device.
+
+    The first call runs directly, as it fills caches; a pass that gives nothing then is never recorded. If the recording
+    fails, every call runs directly, and one sentence says so: the numbers are the same. ``name``: what that sentence
+    calls the pass.
+    """
+
+    def __init__(self, name: str, work: Callable[[], Numbers], recorder: DeviceRecorder) -> None:
+        self._name, self._work = name, work
+        self._recorder: DeviceRecorder | None = recorder
+        self._ran = False
+        self._recorded: tuple[Numbers, Callable[[], None]] | None = None
+
+    def __call__(self) -> Numbers:
+        if self._recorded is None and self._recorder is not None:
+            if not self._ran:
+                self._ran = True
+                numbers = self._recorder.warm_up(self._work)
+                self._recorder = self._recorder if numbers else None
+                return numbers
+            self._record(self._recorder)
+        if self._recorded is None:
+            return self._work()
+        numbers, replay = self._recorded
+        replay()
+        return {name: each.clone() for name, each in numbers.items()}  # the next replay overwrites what it gave
+
+    def _record(self, recorder: DeviceRecorder) -> None:
+        found = attempt(recorder, self._work)
+        if isinstance(found, str):
+            log.warning("%s is not replayed: it cannot be recorded (%s).", self._name, found)
+            self._recorder = None
+        else:
+            self._recorded = found
