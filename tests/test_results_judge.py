@@ -76,6 +76,12 @@ def test_a_model_that_ignores_its_source_is_averaged_into_nothing() -> None:
     assert (count, n, low, high) == (1, 8, pytest.approx(exact.low), pytest.approx(exact.high))
     models[protocol.DEEP, 18][3] = replace(worst, between=0.1)  # it does not read, and is no constant
     assert judge.constant(models[protocol.DEEP, 18])[0] == 0
+    with pytest.raises(ValueError, match="ignores its source: their losses are not to be compared"):
+        judge.apart(models, protocol.BRANCH, protocol.DEEP, 18)
+    two = ([models[arm, 6][seed].loss for seed in SEEDS] for arm in (protocol.BRANCH, protocol.DEEP))
+    interval = stats.ttest_rel(*two).confidence_interval(0.95)
+    gap = judge.apart(models, protocol.BRANCH, protocol.DEEP, 6)
+    assert (gap.low, gap.high) == pytest.approx((interval.low, interval.high))
     del models[protocol.SMALL, 18][10]
     assert judge.answer(judge.QUESTIONS[0], models).said() == "open: 15 of 16 models"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import judge
 import pandas as pd
 import questions
 import verdicts
@@ -13,6 +14,7 @@ from sources import NOTHING, of_comparison, reading
 from stabilitylab.experiments import protocol
 
 DIGITS = 2
+ARMS = {"T1": protocol.SMALL, "deepnorm": protocol.DEEP, "branchnorm": protocol.BRANCH, "preln": protocol.PRE}
 MARKED = re.compile(r"<!--=([\w:]+)-->.*?<!--/-->", re.DOTALL)
 
 
@@ -23,14 +25,18 @@ def renewed(text: str) -> str:
 
 def value(name: str) -> str:
     """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
-    ``C39:3`` says; the mean difference of one of the four questions; a count of claims; or a count of runs of the
-    comparison."""
+    ``C39:3`` says; the mean difference of one of the four questions; a count of claims; the difference of two arms of
+    the third comparison at 6 layers a side (``third:deepnorm:T1``); or a count of runs of the withdrawn comparison."""
     if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
         return _effect(claim[1], int(claim[2] or DIGITS))
     if name in ("claims", "late", "withdrawn"):
         return verdicts.count(name)
     if re.fullmatch(r"P\d", name):
         return _short(float(questions.table(losses).set_index("id").loc[name, "mean"]))  # type: ignore[arg-type]
+    if name.startswith("third:"):
+        first, second = name.removeprefix("third:").split(":")
+        gap = judge.apart(judge.models_of(judge.TABLES), ARMS[first], ARMS[second], protocol.LAYERS[0])
+        return f"{_short(gap.mean)} [{_short(gap.low)}, {_short(gap.high)}]"
     data = reading()[of_comparison(reading())]
     own = {"unread": data, **{f"unread:{arm}": data[data["arm"] == arm] for arm in (protocol.DEEP, protocol.BRANCH)}}
     return f"{int((own[name]['worth'] < NOTHING).sum())} of {len(own[name])}"

@@ -111,6 +111,15 @@ def answer(question: Question, models: Models) -> Answer:
     return Answer(question, t_interval(values), p, len(known), sum(not model.eligible for model in known))
 
 
+def apart(models: Models, first: str, second: str, layers: int) -> Interval:
+    """The loss of arm ``first`` minus that of ``second`` [nats/token], paired by seed. It describes: the questions are
+    those of questions.py. Raises ValueError if a model of theirs ignores its source."""
+    one, other = models[first, layers], models[second, layers]
+    if not all(model.eligible for runs in (one, other) for model in runs.values()):
+        raise ValueError(f"a model of {first} or {second} ignores its source: their losses are not to be compared")
+    return t_interval(one[seed].loss - other[seed].loss for seed in sorted({*one} & {*other}))
+
+
 def constant(models: Mapping[int, Model]) -> tuple[int, int, tuple[float, float]]:
     """How many of an arm's runs end with a constant encoder, of how many, and the interval of the share."""
     count = sum(model.constant for model in models.values())

@@ -128,9 +128,26 @@ def third() -> list[str]:
     return table((*first, "constant encoder", "share of constant encoders, 95 %"), rows)
 
 
+def third_losses() -> list[str]:
+    """What the third comparison's models end with where all runs of a depth are in and read: it describes."""
+    models, layers, base = judge.models_of(judge.TABLES), protocol.LAYERS[0], protocol.SMALL
+    rows = []
+    for arm in protocol.SEARCHED_ARMS:
+        runs = models[arm, layers].values()
+        own, gap = t_interval(model.loss for model in runs), judge.apart(models, arm, base, layers)
+        ends, worth = interval(own.low, own.high, ".3f"), span(pd.Series([model.worth for model in runs]))
+        paired = ("", "") if arm == base else (number(gap.mean), interval(gap.low, gap.high))
+        rate = f"{protocol.SEARCH[arm][layers]:g}"
+        rows.append((title(arm), rate, number(own.mean, ".3f"), ends, *paired, own.n, worth))
+    loss, minus = "loss on the test set [nats/token]", f"minus {title(base)}, by seed"
+    columns = ("arm", "learning rate", loss, "95 %", minus, "95 %", "n", "the source is worth [nats/token]")
+    return table(columns, rows)
+
+
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse, "growths": growths, "lower": lower, "third": third, "standing": verdicts.standing,
+    "collapse": collapse, "growths": growths, "lower": lower, "third": third, "third_losses": third_losses,
+    "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
     "trained": lambda: verdicts.of_stage(verdicts.TRAINED),
 }  # fmt: skip
