@@ -72,7 +72,7 @@ def probe(
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training(help="Replay whole updates on a GPU; auto: off on CUDA until measured there.", show_default="auto"),
+        _training(help="Replay whole updates on a GPU; auto: wherever they can be recorded.", show_default="auto"),
     ] = None,
     compile_: Annotated[
         Literal["auto", "on", "off"] | None,

@@ -513,6 +513,9 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     ]
     with pytest.raises(UsageError, match="puts the random state back by the host, which is not recorded"):
         chosen("on", "cuda", "none", "train.activation_checkpointing=true", "model.attention_dropout=0.1")
+    caplog.clear()
+    assert chosen("auto", "cuda", "none", "probes.record=true") is None
+    assert caplog.messages == ["CUDA graphs are off: --record reads each update on the host, which is not recorded."]
     with pytest.raises(UsageError, match=r"--parallel ddp exchanges gradients .* leave it at auto, or off"):
         chosen("on", "cuda", "ddp")
 

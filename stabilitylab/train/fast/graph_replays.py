@@ -214,6 +214,8 @@ def _obstacle(config: Config, team: Team) -> str:
     model = config.model
     if team.kind != "none":
         return f"--parallel {team.kind} exchanges gradients while it computes them"
+    if config.probes.record:
+        return "--record reads each update on the host"
     if config.train.activation_checkpointing and (model.dropout or model.attention_dropout or model.activation_dropout):
         return "--activation-checkpointing with dropout puts the random state back by the host"
     return ""
