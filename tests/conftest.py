@@ -17,6 +17,7 @@ from stabilitylab import cli
 
 torch.set_num_threads(1)
 
+LONG = 600.0  # seconds
 MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
 
 
@@ -29,7 +30,16 @@ def pytest_sessionstart() -> None:
         pytest.exit(f"ATEN_CPU_CAPABILITY={wanted} is not followed: torch runs with {taken}", returncode=4)
 
 
+def patience(item: pytest.Item) -> float:
+    """The seconds that a test asks for itself, where these are ten minutes or more; else 0."""
+    asked = item.get_closest_marker("timeout")
+    seconds = float(asked.args[0]) if asked is not None and asked.args else 0.0
+    return seconds if seconds >= LONG else 0.0
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=patience, reverse=True)  # the longest begin first, so that no worker waits for the last of them
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:
