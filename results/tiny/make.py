@@ -101,8 +101,8 @@ def rates(ask: Recipe, where: Path, layers: int, ledger: Ledger, backwards: bool
         make(protocol.choice(layers, ask.settings, more), where, ledger)
 
 
-def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path) -> None:
-    """Search the rate of every arm by Protocol 3; the tables hold the arms whose search has ended."""
+def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms: Sequence[str]) -> None:
+    """Search the rate of every one of ``arms`` by Protocol 3; the tables hold those whose search has ended."""
     rules = Rungs(
         protocol.SEARCHED_RATES,
         protocol.CHOICE_SEEDS,
@@ -110,7 +110,7 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path) -> N
         last=protocol.UPDATES,
         confirming=protocol.CONFIRMING_SEEDS,
     )
-    for arm in protocol.SEARCHED_ARMS:
+    for arm in arms:
         experiment = protocol.searched(arm, layers, ask.settings)
         trainer = SweptTrainer(experiment, protocol.UPDATES, where, ledger, one_by_one)
         choice = choose_rate(trainer, rules)
@@ -118,12 +118,13 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path) -> N
         keep.choice(out, arm, layers, choice)
 
 
-def judged(ask: Recipe, where: Path, layers: int, out: Path) -> None:
-    """Train the comparison of Protocol 3 at ``layers`` a side."""
+def judged(ask: Recipe, where: Path, layers: int, out: Path, arms: Sequence[str]) -> None:
+    """Train the comparison of Protocol 3 at ``layers`` a side; of ``arms`` alone, beside other calls."""
     if open_arms := [arm for arm, rates in protocol.SEARCH.items() if layers not in rates]:
         raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
     out.mkdir(parents=True, exist_ok=True)
-    make(protocol.judged(ask, layers), where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences))
+    wanted = protocol.judged(ask, layers, arms)
+    make(wanted, where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences))
 
 
 def write_choice(ask: Recipe, ledger: Ledger) -> None:
@@ -151,16 +152,20 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, choices=protocol.LAYERS, help="a side, of rungs, judged and rates; both unless given"
     )
+    parser.add_argument(
+        "--arm", action="append", choices=protocol.SEARCHED_ARMS, help="of rungs and judged; all unless given"
+    )
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
-    ask = recipe(given.data)
+    ask, arms = recipe(given.data), given.arm or protocol.SEARCHED_ARMS
     for part in given.parts:
         if part == "rungs":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
-                rungs(ask, given.runs / "tiny/rungs", layers, Ledger(given.out / "rungs.csv"), given.out)
+                rungs(ask, given.runs / "tiny/rungs", layers, Ledger(given.out / "rungs.csv"), given.out, arms)
         elif part == "judged":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
-                judged(recipe(given.data, "test_2016_flickr"), given.runs / "tiny/judged", layers, given.out / "third")
+                other = recipe(given.data, "test_2016_flickr")
+                judged(other, given.runs / "tiny/judged", layers, given.out / "third", arms)
         elif part == "rates":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)

@@ -106,12 +106,12 @@ SEARCH: Mapping[str, Mapping[int, float]] = {
 JUDGED_SEEDS = tuple(range(3, 11))
 
 
-def judged(ask: Recipe, layers: int) -> Iterator[Experiment]:
-    """Plans the comparison of Protocol 3 at ``layers`` a side: every arm at the rate that its search chose, seed by
-    seed, so that whatever is finished is paired. The set on which it is judged is ``ask``'s; it must be another one
+def judged(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
+    """Plans the comparison of Protocol 3 at ``layers`` a side: each of ``arms`` at the rate that its search chose, seed
+    by seed, so that whatever is finished is paired. The set on which it is judged is ``ask``'s; it must be another one
     than that of the search."""
     for seed in ask.seeds or JUDGED_SEEDS:
-        for arm in SEARCHED_ARMS:
+        for arm in arms:
             yield run(arm, layers, seed, SEARCH[arm][layers], UPDATES, WITH_LAYERS, ask.settings)
 
 

@@ -31,7 +31,7 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         pytest.param([], 2, "name the corpus with --data PATH/multi30k, or give --smoke", marks=pytest.mark.slow),
         pytest.param(["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0", marks=pytest.mark.slow),
         (["--smoke", "--part", "nonsense"], 2, "invalid choice"),
-        (["--smoke", "--occasion", "4"], 2, "invalid choice"),
+        (["--smoke", "--occasion", "9"], 2, "invalid choice"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_before_anything_is_made(

@@ -1,0 +1,79 @@
+"""Protocol 3 at 18 layers a side, which a CPU makes in days: the search for the rates, and then the comparison.
+
+Each arm is a process of ``results/tiny/make.py`` of its own, so that five runs share the GPU. Their ledgers and tables
+lie in ``tiny/`` and come back whole; a run that has not ended begins anew on another machine. The search goes on from
+the ledger that is committed. The comparison needs the rates in ``protocol.SEARCH``, which are committed before it.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from place import ROOT, Clock, Place, Progress
+
+from stabilitylab.experiments import protocol
+
+LAYERS = protocol.LAYERS[-1]
+FOLDER, RUNS = Path("tiny"), Path("tiny-runs")
+CARRIED = ("rungs.csv", "rungs-choice.csv", "rungs-notes.md")
+SCRIPT = ROOT / "results" / "tiny" / "make.py"
+
+
+def rungs(place: Place, clock: Clock) -> Progress:
+    """The rates of all arms that have none yet."""
+    for name in CARRIED:
+        if not (FOLDER / name).exists():
+            FOLDER.mkdir(exist_ok=True)
+            shutil.copyfile(SCRIPT.parent / name, FOLDER / name)
+    return _of_each_arm(place, clock, "rungs")
+
+
+def judged(place: Place, clock: Clock) -> Progress:
+    """The comparison at these rates."""
+    if open_arms := [arm for arm in protocol.SEARCHED_ARMS if LAYERS not in protocol.SEARCH[arm]]:
+        return Progress("failed", f"no rate of {', '.join(open_arms)} in protocol.SEARCH: commit those of the search")
+    return _of_each_arm(place, clock, "judged")
+
+
+def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
+    if place.smoke:
+        return Progress("complete", "not tried without the corpus")
+    left = [arm for arm in protocol.SEARCHED_ARMS if not is_done(part, arm)]
+
+    def call(arm: str) -> int | None:
+        options = ("--layers", str(LAYERS), "--arm", arm, "--data", "data", "--runs", str(RUNS), "--out", str(FOLDER))
+        return place.call([place.python, str(SCRIPT), part, *options], clock, FOLDER / f"{part}-{_slug(arm)}.txt")
+
+    with ThreadPoolExecutor(max(1, len(left))) as pool:
+        codes = dict(zip(left, pool.map(call, left), strict=True))
+    place.keep()
+    failed = [f"{arm} (exit code {code})" for arm, code in codes.items() if code not in (0, None, 130, 143)]
+    done = [arm for arm in protocol.SEARCHED_ARMS if is_done(part, arm)]
+    said = f"{len(done)} of {len(protocol.SEARCHED_ARMS)} arms"
+    if failed:
+        return Progress("failed", f"{said}; failed: {', '.join(failed)}")
+    return Progress("complete" if len(done) == len(protocol.SEARCHED_ARMS) else "partial", said)
+
+
+def is_done(part: str, arm: str) -> bool:
+    """Say whether the search of an arm has ended, or all seeds of its comparison are in."""
+    if part == "rungs":
+        found = rows(FOLDER / "rungs-choice.csv")
+        return any((row["arm"], row["layers"]) == (arm, str(LAYERS)) for row in found)
+    ended = Counter((row["label"], row["layers"]) for row in rows(FOLDER / "third" / "ledger.csv"))
+    return ended[arm, str(2 * LAYERS)] >= len(protocol.JUDGED_SEEDS)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+def _slug(arm: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in arm)

@@ -1,0 +1,100 @@
+"""Protocol 3 on a GPU: a process an arm, from the committed ledger on; the comparison waits for committed rates."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from loose_scripts import scripts_of
+
+from stabilitylab.experiments import protocol
+
+TINY = Path(__file__).resolve().parents[2] / "results" / "tiny"
+ARM = "--arm"
+
+
+@pytest.fixture
+def part(script):
+    with scripts_of("results/h200") as load:
+        yield load("protocol3")
+
+
+def ended(part, arm: str, layers: int = 18) -> None:
+    with (part.FOLDER / "rungs-choice.csv").open("a", newline="") as file:
+        csv.writer(file).writerow((arm, layers, 0.001, 2400, 100, 2.0, 1.0, 1, 1))
+
+
+def test_the_search_is_a_process_an_arm_and_ends_with_the_last(script, part, monkeypatch) -> None:
+    place, called = script.at(smoke=False), []
+
+    def call(self, command, clock, output, cwd=None):
+        arm = command[command.index(ARM) + 1]
+        called.append(arm)
+        if arm != "preln":  # whose time is up
+            ended(part, arm)
+            return 0
+        return None
+
+    monkeypatch.setattr(script.place.Place, "call", call)
+    found = part.rungs(place, script.place.Clock(60))
+    assert sorted(called) == sorted(protocol.SEARCHED_ARMS)
+    assert (found.state, found.sentence) == ("partial", "4 of 5 arms")
+    for name in part.CARRIED:
+        assert (part.FOLDER / name).read_text().startswith((TINY / name).read_text().strip()[:500])
+    called.clear()
+    ended(part, "preln")
+    assert part.rungs(place, script.place.Clock(60)).state == "complete"
+    assert called == []
+    assert Path("out/kept-0.tar.gz").exists()
+
+
+def test_an_arm_that_fails_is_named(script, part, monkeypatch) -> None:
+    place = script.at(smoke=False)
+    codes = dict.fromkeys(protocol.SEARCHED_ARMS, 143) | {"deepnorm": 5}
+    monkeypatch.setattr(script.place.Place, "call", lambda self, command, *rest: codes[command[command.index(ARM) + 1]])
+    found = part.rungs(place, script.place.Clock(60))
+    assert (found.state, found.sentence) == ("failed", "0 of 5 arms; failed: deepnorm (exit code 5)")
+
+
+def test_the_comparison_waits_for_rates_and_counts_its_seeds(script, part, monkeypatch) -> None:
+    place = script.at(smoke=False)
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {6: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    found = part.judged(place, script.place.Clock(60))
+    assert found.state == "failed"
+    assert "postln gain=1" in found.sentence
+    assert "commit those of the search" in found.sentence
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {18: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    (part.FOLDER / "third").mkdir(parents=True)
+
+    def call(self, command, clock, output, cwd=None):
+        arm = command[command.index(ARM) + 1]
+        table = part.FOLDER / "third" / "ledger.csv"
+        seeds = len(protocol.JUDGED_SEEDS) - (arm == "branchnorm")
+        known = part.rows(table)
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ("label", "layers"))
+            writer.writeheader()
+            writer.writerows([*known, *[{"label": arm, "layers": 36}] * seeds, {"label": arm, "layers": 12}])
+        return 0
+
+    monkeypatch.setattr(script.place.Place, "call", call)
+    monkeypatch.setattr(part, "ThreadPoolExecutor", OneAtATime)
+    found = part.judged(place, script.place.Clock(60))
+    assert (found.state, found.sentence) == ("partial", "4 of 5 arms")
+    assert not part.is_done("judged", "branchnorm")
+
+
+class OneAtATime:
+    """Stands for ThreadPoolExecutor, whose threads would share a file here."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        pass
+
+    map = staticmethod(map)
