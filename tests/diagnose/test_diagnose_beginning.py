@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from diagnose_cases import VOCAB, Copier, falling, found, kinds, made, only, train
 
-from stabilitylab.diagnose.detectors.beginning import FIRST_ROWS, explosion, start
+from stabilitylab.diagnose.detectors.beginning import EXPLODED_LOSS, FIRST_ROWS, explosion, start
 from stabilitylab.store import Run
 from stabilitylab.verdict import TOO_EARLY, Baseline, Evaluation, judge
 
@@ -56,6 +56,13 @@ def test_a_loss_that_jumps_up_and_down_as_a_matter_of_course_has_not_exploded() 
     assert explosion(jumping) is None
     assert explosion(np.array([1.0])) is None
     assert explosion(np.array([0.0, 5.0])) is None  # of nothing there is no share
+
+
+def test_an_explosion_in_the_last_rows_is_bounded_by_the_first_loss_alone() -> None:
+    """Fewer rows after it than a noise can be taken of."""
+    seen = explosion(np.array([1.0, 1.0, 1.0, 1.9, 1.8]))
+    assert seen is not None
+    assert (seen.at, seen.peak, seen.bound) == (3, 3, EXPLODED_LOSS)
 
 
 @pytest.mark.parametrize("at", [1, FIRST_ROWS, FIRST_ROWS + 1])
