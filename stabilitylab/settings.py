@@ -245,7 +245,7 @@ class TrainConfig(Section):
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
     attention: Annotated[Attention, NEUTRAL] = "auto"
-    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: once a GPU has run the recorder
+    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: wherever they can be recorded
     # compile the layers, the probes inside; auto: not before a GPU has run that; rounds and draws dropout otherwise
     compile: Annotated[Compile, Later("auto")] = "auto"
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)

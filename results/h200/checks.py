@@ -1,4 +1,4 @@
-"""The first part: does what no GPU has run do what it should? Each check is a process with a limit of its own."""
+"""The first part: does what needs a GPU do what it should? Each check is a process with a limit of its own."""
 
 from __future__ import annotations
 

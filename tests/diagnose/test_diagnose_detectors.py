@@ -301,6 +301,20 @@ def test_a_table_that_is_finite_in_the_step_clears_itself(tmp_path: Path) -> Non
     assert "every number of ln_input is finite in that step before it" in only(found(path), "non_finite").evidence
 
 
+def test_a_table_whose_nan_is_excused_does_not_clear_itself(tmp_path: Path) -> None:
+    """The cosine of a zero vector, 0 / 0, is no broken number; but it is no finite one either."""
+    loss = [*falling(AT), *[math.nan] * 10]
+
+    def said(name: str, nan_at: int) -> bool:
+        cosine = Made(layer_rows(2), ("raw",), lambda t: [[math.nan if t == nan_at else 1.0]] * 2, STEPS)
+        event = only(found(made(tmp_path / name, {"loss": loss}, {"cosine_similarity": cosine})), "non_finite")
+        assert (event.step, event.place) == (AT, None)
+        return "every number of cosine_similarity is finite in that step before it" in event.evidence
+
+    assert not said("then", AT)
+    assert said("before", AT - 1)
+
+
 @pytest.mark.parametrize(
     ("last", "end", "severity"),
     [(AT + 3, "falling", "note"), (None, "falling", "warning"), (AT + 3, "flat", "warning")],

@@ -18,6 +18,7 @@ from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, contents, full_dev
 from stabilitylab.errors import InputError, ResourceError, StabilityLabError, UsageError
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import SCHEMA_VERSION, Run, RunWriter
+from stabilitylab.store.files import replace_file
 from stabilitylab.store.journal import Journal
 
 
@@ -32,6 +33,20 @@ def run(tmp_path: Path) -> Path:
     put(writer, 2, 3)
     writer.close()
     return tmp_path / "run"
+
+
+def test_a_file_that_could_not_be_written_gives_its_space_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "state.json").write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match="No space left on device") as caught:
+        replace_file(tmp_path / "state.json", b"new" * 1000)
+    assert one_sentence(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+    assert (tmp_path / "state.json").read_bytes() == b"old"
 
 
 def test_a_missing_run(tmp_path: Path) -> None:
