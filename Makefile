@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Each process of a test would compile the package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-slow test-sets test-torch lint clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
