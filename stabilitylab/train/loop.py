@@ -131,7 +131,8 @@ class Trainer:
         self.apply: Directly | Replays | ReplaysApart = Directly(self.work, device)
         self.source: Callable[[], dict[str, Tensor]] = self.passes.source
         if recorder is not None:
-            self.source = ReplayedPass("the pass that measures what the source is worth", self.passes.source, recorder)
+            name, passes = "the pass that measures what the source is worth", self.passes
+            self.source = ReplayedPass(name, passes.read_source, recorder, passes.measuring)
             replays = ReplaysApart if are_apart(dataset, train.accumulate) else Replays
             self.apply = replays(self, device, recorder, self.watcher, required=train.cuda_graphs == "on")
         if state is not None:

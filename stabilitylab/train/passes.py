@@ -117,7 +117,18 @@ class Passes:
         tokens = sum(batch.tokens for batch in self._validation)
         return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
 
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Around :meth:`read_source`: eval mode without gradients, layers as written, random states kept."""
+        with evaluation(self._called), as_written(self.model):
+            yield
+
     def source(self) -> dict[str, Tensor]:
+        """Return :meth:`read_source`, and leave the model as it was."""
+        with self.measuring():
+            return self.read_source()
+
+    def read_source(self) -> dict[str, Tensor]:
         """Return what the decoder gets out of its source, on the held-out batch; {} for a model without an encoder.
 
         ``source_worth``: by how much the loss [nats/token] grows if each sentence is given the source of the next one.
@@ -129,7 +140,7 @@ class Passes:
         if encoder is None or "source" not in batch.inputs:
             return {}
         outputs: list[Tensor] = []
-        with evaluation(self._called), as_written(self.model), self._before_it(batch, self.kernels):
+        with self._before_it(batch, self.kernels):
             handle = encoder.register_forward_hook(lambda *given: outputs.append(given[-1]))
             try:
                 without, own = (

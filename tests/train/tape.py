@@ -4,13 +4,15 @@ While it records, every operator below autograd is written down with the tensors
 them again on these, and no line of Python in between. What the recording computed is undone, as a graph's capture
 computes nothing. Graphs share a pool of memory: a replay first spoils what its own recording and the later ones
 allocated, which may lie where this one works. Operators that make a GPU wait for its host, or read memory of the
-host, are refused.
+host, are refused, and random states that are kept meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,7 +103,7 @@ class Tape:
         self.recorded += 1
         state, writer = torch.get_rng_state(), _Writer()
         try:
-            with writer:
+            with writer, mock.patch.object(torch.random, "fork_rng", _forked):
                 result = work()
         finally:
             torch.set_rng_state(state)
@@ -131,6 +133,13 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: An
     for old, fresh in zip(tree_leaves(results), tree_leaves(new), strict=True):
         if isinstance(old, torch.Tensor) and _storage(old) != _storage(fresh):
             old.detach().copy_(fresh)
+
+
+def _forked(*given: Any, enabled: bool = True, **more: Any) -> Any:
+    """A GPU's generator cannot be read or set within a capture."""
+    if enabled:
+        raise Refused("a random state is kept in a recorded update")
+    return nullcontext()
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

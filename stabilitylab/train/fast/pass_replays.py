@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -19,25 +20,34 @@ class ReplayedPass:
 
     The first call runs directly, as it fills caches; a pass that gives nothing then is never recorded. If the recording
     fails, every call runs directly, and one sentence says so: the numbers are the same. ``name``: what that sentence
-    calls the pass.
+    calls the pass. ``around``: makes what has to be around ``work`` on the host, and outside of a recording, such as
+    random states that are kept.
     """
 
-    def __init__(self, name: str, work: Callable[[], Numbers], recorder: DeviceRecorder) -> None:
-        self._name, self._work = name, work
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], Numbers],
+        recorder: DeviceRecorder,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._name, self._work, self._around = name, work, around
         self._recorder: DeviceRecorder | None = recorder
         self._ran = False
         self._recorded: tuple[Numbers, Callable[[], None]] | None = None
 
     def __call__(self) -> Numbers:
-        if self._recorded is None and self._recorder is not None:
-            if not self._ran:
-                self._ran = True
-                numbers = self._recorder.warm_up(self._work)
-                self._recorder = self._recorder if numbers else None
-                return numbers
-            self._record(self._recorder)
         if self._recorded is None:
-            return self._work()
+            with self._around():
+                if self._recorder is not None:
+                    if not self._ran:
+                        self._ran = True
+                        numbers = self._recorder.warm_up(self._work)
+                        self._recorder = self._recorder if numbers else None
+                        return numbers
+                    self._record(self._recorder)
+                if self._recorded is None:
+                    return self._work()
         numbers, replay = self._recorded
         replay()
         return {name: each.clone() for name, each in numbers.items()}  # the next replay overwrites what it gave
