@@ -36,7 +36,7 @@ def write_pair(tmp_path: Path) -> Writer:
     return write
 
 
-@pytest.fixture(params=["generated", "multi30k"])
+@pytest.fixture(params=["generated", pytest.param("multi30k", marks=pytest.mark.slow)])
 def parallel(request: pytest.FixtureRequest, write_pair: Writer) -> tuple[Path, Path]:
     """Two files of parallel text: Multi30k German-English where it is at hand, and always its generated twin."""
     if request.param == "multi30k":

@@ -21,7 +21,10 @@ from PIL import Image
 from stabilitylab.reports.build import build
 from stabilitylab.reports.page import live
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_sparks.py covers the numbers")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_sparks.py covers the numbers"),
+]
 BROKEN = 40  # the step at which the loss of the run that breaks is not finite
 STEPS = 60
 READY = "await until(() => window.Plotly && $$('#curves .plot').every((one) => one.dataset.drawn)); await wait(200);"
@@ -61,7 +64,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder / "runs", folder / "report").page
 
 
-@pytest.mark.slow
 def test_runs_of_one_model_have_a_colour_each_everywhere(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -84,7 +86,6 @@ def test_runs_of_one_model_have_a_colour_each_everywhere(browser: Browser, three
     assert {name: rgb(colour) for name, colour, _ in found["lines"]} == dict(found["table"])
 
 
-@pytest.mark.slow
 def test_runs_of_three_architectures_have_the_colours_of_their_curves_in_the_table(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -172,7 +173,6 @@ def test_the_table_drives_every_panel_and_the_address_keeps_it(browser: Browser,
     assert found["found"]["curves"] == found["found"]["towers"] == ["base"]
 
 
-@pytest.mark.slow
 def test_groups_share_a_colour_and_are_switched_together(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -227,7 +227,6 @@ def test_the_first_sign_and_its_remedy_are_said(browser: Browser, three: Path) -
     assert not browser.run("return $$('.sentences li').filter((one) => one.textContent.includes('`')).length;")
 
 
-@pytest.mark.slow
 def test_the_first_screen_of_one_run_has_its_curve_its_first_sign_the_remedy_and_the_layers(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -318,7 +317,6 @@ def test_smoothing_averages_what_is_drawn_and_leaves_gaps(browser: Browser, thre
     assert "smooth=10" in found["said"][1]
 
 
-@pytest.mark.slow
 def test_log_axes_of_curves(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     found = browser.run(
@@ -335,7 +333,6 @@ def test_log_axes_of_curves(browser: Browser, three: Path) -> None:
     assert found == [["linear", "linear"], ["log", "linear"], ["log", "log"]]
 
 
-@pytest.mark.slow
 def test_the_keyboard_alone_chooses_runs_and_enlarges(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
 
@@ -372,7 +369,6 @@ def test_the_keyboard_alone_chooses_runs_and_enlarges(browser: Browser, three: P
     assert browser.errors == []
 
 
-@pytest.mark.slow
 def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path: Path) -> None:
     for place, name in enumerate(("base", "other", "third")):
         own(tmp_path / "runs", name, place, state="running")
@@ -428,7 +424,6 @@ def test_a_run_that_ended_is_neither_read_nor_drawn_again(tmp_path: Path, monkey
     assert sorted(drawn) == ["changes", "changes", "ended"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three", "one"])
 def test_a_phone_shows_all_of_it(browser: Browser, three: Path, tmp_path: Path, name: str) -> None:
     page = three
@@ -452,7 +447,6 @@ def test_a_phone_shows_all_of_it(browser: Browser, three: Path, tmp_path: Path, 
     assert max(found[3]) <= 390
 
 
-@pytest.mark.slow
 def test_on_paper_the_whole_table_stands_and_no_control(browser: Browser, three: Path) -> None:
     browser.open(three, everything=False)
     browser.call("Emulation.setEmulatedMedia", media="print")
@@ -505,7 +499,6 @@ def test_paper_keeps_the_colours_of_marks_and_no_empty_section(browser: Browser,
     assert found == [["All runs", "Runs in a sentence", "Layer by step"], ["exact"] * 3]
 
 
-@pytest.mark.slow
 def test_where_many_runs_are_shown_a_number_that_is_not_finite_is_still_a_red_mark(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -539,7 +532,6 @@ def test_events_differ_in_shape_and_ticks_are_whole_numbers(browser: Browser, th
     assert [float(text) for text in found[2] if text] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 
 
-@pytest.mark.slow
 def test_a_hundred_runs_of_ones_own_are_shown_eight_at_first(browser: Browser, tmp_path: Path) -> None:
     for place in range(100):
         own(tmp_path / "runs", f"run-{place:02d}", place, breaks=place % 10 == 0, lr=10.0 ** -(2 + place % 3))

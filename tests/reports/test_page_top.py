@@ -17,7 +17,10 @@ from making import Made, layer_rows, make_run
 from stabilitylab.reports.build import build
 from stabilitylab.reports.page.live import write as write_live
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_overview.py covers what it shows")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_overview.py covers what it shows"),
+]
 STEPS = (0, 1, 2, 4, 8, 16)
 AXE = importlib.util.find_spec("axe_core_python")
 
@@ -53,7 +56,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(runs(folder / "runs"), folder / "report").page
 
 
-@pytest.mark.slow
 def test_the_layers_follow_the_slider_the_probe_and_play(browser: Browser, written: Path) -> None:
     browser.open(written, everything=False)
     found = browser.run(
@@ -98,7 +100,6 @@ def test_the_layers_follow_the_slider_the_probe_and_play(browser: Browser, writt
     assert all("cosine similarity" in title for title in found["titles"])
 
 
-@pytest.mark.slow
 def test_a_layer_pointed_at_is_marked_in_every_panel(browser: Browser, written: Path) -> None:
     browser.open(written)
     found = browser.run(
@@ -167,7 +168,6 @@ def test_an_address_is_a_view_and_an_event_leads_to_its_step(browser: Browser, w
     assert browser.errors == []
 
 
-@pytest.mark.slow
 def test_two_runs_stand_side_by_side(browser: Browser, written: Path) -> None:
     browser.open(written, everything=False)
     found = browser.run(
@@ -213,7 +213,6 @@ def test_two_runs_stand_side_by_side(browser: Browser, written: Path) -> None:
     assert found["chosen"] == [pair[0], "branchnorm"]
 
 
-@pytest.mark.slow
 def test_a_live_page_comes_again_and_keeps_what_was_looked_at(browser: Browser, tmp_path: Path) -> None:
     runs(tmp_path / "runs", 1, state="running")
     page, _ = write_live([tmp_path / "runs"], tmp_path / "report", 2.0)
@@ -239,7 +238,6 @@ def test_a_live_page_comes_again_and_keeps_what_was_looked_at(browser: Browser, 
     assert browser.run("await wait(3000); return window.stays;")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(AXE is None, reason="axe-core-python is not here (extra dev)")
 @pytest.mark.parametrize("width", [390, 1440])
 def test_axe_finds_nothing_critical(browser: Browser, written: Path, width: int) -> None:
@@ -255,7 +253,6 @@ def test_axe_finds_nothing_critical(browser: Browser, written: Path, width: int)
     assert [one for one in found if one[1] in ("critical", "serious")] == []
 
 
-@pytest.mark.slow
 def test_what_is_folded_is_not_printed_and_panels_are_whole(browser: Browser, written: Path) -> None:
     browser.open(written, everything=False)
     browser.run("dispatchEvent(new Event('beforeprint')); await wait(500);")
