@@ -82,18 +82,34 @@ def gpu_tests(place: Place) -> list[str]:
     return [place.python, "-m", "pytest", *own, *OWN_FILTER, *workers, *map(str, files)]
 
 
+def probed(place: Place, name: str, depth: int, steps: int, *more: str) -> list[str]:
+    """The module and its arguments that make a short run of the default recipe, at the depth of a trial in a smoke
+    test."""
+    size = (2, 4) if place.smoke else (depth, steps)
+    return [
+        *("-m", "stabilitylab", "probe", "-q", "--depth", str(size[0]), "--steps", str(size[1])),
+        *("--out", str(PAIRS), "--name", fresh(name), "--device", place.device),
+        *("--set", "train.final_checkpoint=false", *more),
+    ]
+
+
 def short_run(name: str, graphs: str) -> Callable[[Place], list[str]]:
     """The first 60 updates of the default recipe at 24 layers, direct or recorded: at 200 layers a direct update takes
     more than a second, since a GPU waits for the host that launches its kernels."""
 
     def command(place: Place) -> list[str]:
-        size = ["--depth", "2", "--steps", "4"] if place.smoke else ["--depth", "24", "--steps", "60"]
         asked = "off" if place.smoke else graphs
-        place_of_run = ["--out", str(PAIRS), "--name", fresh(name)]
-        return [
-            *(place.python, "-m", "stabilitylab", "probe", "-q", *size, *place_of_run),
-            *("--device", place.device, "--cuda-graphs", asked, "--set", "train.final_checkpoint=false"),
-        ]
+        return [place.python, *probed(place, name, 24, 60, "--cuda-graphs", asked)]
+
+    return command
+
+
+def on_ranks(kind: str) -> Callable[[Place], list[str]]:
+    """A short run of one process under torchrun, so that NCCL carries what ranks tell each other."""
+
+    def command(place: Place) -> list[str]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+        return [place.python, *torchrun, *probed(place, kind, 12, 20, "--parallel", kind)]
 
     return command
 
@@ -106,32 +122,6 @@ def fresh(name: str) -> str:
 def latest(name: str) -> Path:
     found = sorted((PAIRS).glob(f"{name}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     return found[-1] if found else PAIRS / f"{name}-1"
-
-
-def on_ranks(kind: str) -> Callable[[Place], list[str]]:
-    """A short run of one process under torchrun, so that NCCL carries what ranks tell each other."""
-
-    def command(place: Place) -> list[str]:
-        size = ["--depth", "2", "--steps", "4"] if place.smoke else ["--depth", "12", "--steps", "20"]
-        return [
-            *(place.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
-            *(
-                "-m",
-                "stabilitylab",
-                "probe",
-                "-q",
-                *size,
-                "--parallel",
-                kind,
-                "--out",
-                str(PAIRS),
-                "--name",
-                fresh(kind),
-            ),
-            *("--device", place.device, "--set", "train.final_checkpoint=false"),
-        ]
-
-    return command
 
 
 def side_by_side(first: str, second: str) -> Callable[[Place], list[str]]:

@@ -7,12 +7,12 @@ the ledger that is committed. The comparison needs the rates in ``protocol.SEARC
 
 from __future__ import annotations
 
-import csv
 import shutil
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from place import ROOT, Clock, Place, Progress
 
 from stabilitylab.experiments import protocol
@@ -47,7 +47,9 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
 
     def call(arm: str) -> int | None:
         options = ("--layers", str(LAYERS), "--arm", arm, "--data", "data", "--runs", str(RUNS), "--out", str(FOLDER))
-        return place.call([place.python, str(SCRIPT), part, *options], clock, FOLDER / f"{part}-{_slug(arm)}.txt")
+        return place.call(
+            [place.python, str(SCRIPT), part, *options], clock, FOLDER / f"{part}-{arm.replace(' ', '-')}.txt"
+        )
 
     with ThreadPoolExecutor(max(1, len(left))) as pool:
         codes = dict(zip(left, pool.map(call, left), strict=True))
@@ -63,18 +65,13 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
 def is_done(part: str, arm: str) -> bool:
     """Say whether the search of an arm has ended, or all seeds of its comparison are in."""
     if part == "rungs":
-        found = rows(FOLDER / "rungs-choice.csv")
-        return any((row["arm"], row["layers"]) == (arm, str(LAYERS)) for row in found)
-    ended = Counter((row["label"], row["layers"]) for row in rows(FOLDER / "third" / "ledger.csv"))
-    return ended[arm, str(2 * LAYERS)] >= len(protocol.JUDGED_SEEDS)
+        return rows(FOLDER / "rungs-choice.csv", arm=arm, layers=LAYERS) > 0
+    return rows(FOLDER / "third" / "ledger.csv", label=arm, layers=2 * LAYERS) >= len(protocol.JUDGED_SEEDS)
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def rows(path: Path, **cells: object) -> int:
+    """Count the rows of a table with these cells; 0 where there is no table."""
     if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
-
-
-def _slug(arm: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in arm)
+        return 0
+    found = pd.read_csv(path)
+    return int(np.logical_and.reduce([found[name] == value for name, value in cells.items()]).sum())

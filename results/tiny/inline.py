@@ -14,7 +14,7 @@ from sources import NOTHING, of_comparison, reading
 from stabilitylab.experiments import protocol
 
 DIGITS = 2
-ARMS = {"T1": protocol.SMALL, "deepnorm": protocol.DEEP, "branchnorm": protocol.BRANCH, "preln": protocol.PRE}
+ARMS = {"T1": protocol.SMALL, "deepnorm": protocol.DEEP, "branchnorm": protocol.BRANCH}
 MARKED = re.compile(r"<!--=([\w:]+)-->.*?<!--/-->", re.DOTALL)
 
 

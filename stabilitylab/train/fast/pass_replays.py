@@ -39,23 +39,28 @@ class ReplayedPass:
     def __call__(self) -> Numbers:
         if self._recorded is None:
             with self._around():
-                if self._recorder is not None:
-                    if not self._ran:
-                        self._ran = True
-                        numbers = self._recorder.warm_up(self._work)
-                        self._recorder = self._recorder if numbers else None
-                        return numbers
-                    self._record(self._recorder)
-                if self._recorded is None:
-                    return self._work()
+                direct = self._directly()
+            if direct is not None:
+                return direct
+        assert self._recorded is not None, "a pass that did not run was recorded"
         numbers, replay = self._recorded
         replay()
         return {name: each.clone() for name, each in numbers.items()}  # the next replay overwrites what it gave
 
-    def _record(self, recorder: DeviceRecorder) -> None:
-        found = attempt(recorder, self._work)
+    def _directly(self) -> Numbers | None:
+        """Run the pass; or record it, which computes nothing, and return None."""
+        if self._recorder is None:
+            return self._work()
+        if not self._ran:
+            self._ran = True
+            numbers = self._recorder.warm_up(self._work)
+            if not numbers:
+                self._recorder = None
+            return numbers
+        found = attempt(self._recorder, self._work)
         if isinstance(found, str):
             log.warning("%s is not replayed: it cannot be recorded (%s).", self._name, found)
             self._recorder = None
-        else:
-            self._recorded = found
+            return self._work()
+        self._recorded = found
+        return None
