@@ -4,6 +4,7 @@ they returned. The cases of the slow set are launched apart, when one of its tes
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,34 @@ def shared(factory: pytest.TempPathFactory, name: str) -> Path:
     return folder
 
 
+def of_its_set(ranks: Ranks, request: pytest.FixtureRequest) -> Callable[[str], tuple[Any, ...]]:
+    """``ranks``, for the test that asks: one of the fast set may not launch the cases of the slow set."""
+    import rank_cases
+
+    is_slow = request.node.get_closest_marker("slow") is not None
+
+    def results(name: str) -> tuple[Any, ...]:
+        assert is_slow or name not in rank_cases.SLOW, f"{name} is in rank_cases.SLOW: mark the test slow"
+        return ranks(name)
+
+    return results
+
+
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return Ranks(shared(tmp_path_factory, "ranks"))
 
 
 @pytest.fixture(scope="session")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def all_four(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return Ranks(shared(tmp_path_factory, "four_ranks"), 4)
+
+
+@pytest.fixture
+def ranks(both: Ranks, request: pytest.FixtureRequest) -> Callable[[str], tuple[Any, ...]]:
+    return of_its_set(both, request)
+
+
+@pytest.fixture
+def four_ranks(all_four: Ranks, request: pytest.FixtureRequest) -> Callable[[str], tuple[Any, ...]]:
+    return of_its_set(all_four, request)

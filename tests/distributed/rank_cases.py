@@ -47,8 +47,12 @@ SLOW = frozenset(  # asked for by tests of the slow set alone
         *SLOW_SETUPS,
         *SLOW_EXPLAIN,
         "explain_rounding",
-        *(f"curvature_{case}" for case in ("fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
-        *(f"fsdp_{case}" for case in ("admin", "resumed")),
+        *(f"curvature_{case}" for case in ("ddp", "fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
+        *(f"cut_{case}" for case in ("bitwise", "fingerprint", "histograms", "loss_after")),
+        *(f"cut_{plan}_before" for plan in ("columns", "sequence", "loss")),
+        *(f"hsdp_{case}" for case in ("fingerprint", "histograms")),
+        "hsdp-flat_updates",
+        *("ddp_admin", "fsdp_admin", "fsdp_branchnorm", "fsdp_resumed"),
         *(f"{kind}_{case}" for kind in ("ddp", "fsdp") for case in ("checkpointed", "timed")),
     }
 )

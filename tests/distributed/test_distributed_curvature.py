@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from rank_curvature import NAMES, train
-from rest_slow import rest_slow
 
 ROUGH = ("residual", "converged", "products", "exact")  # how good a number is, and how it came about
 
@@ -17,7 +16,8 @@ def alone() -> dict[str, Any]:
     return train("one")
 
 
-@pytest.mark.parametrize("case", rest_slow(["ddp", "fsdp", "ddp_split", "columns", "hsdp", "fsdp_split"], ["ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "ddp_split", "columns", "hsdp", "fsdp_split"])
 def test_two_ranks_have_the_numbers_of_one_process(ranks: Any, case: str) -> None:
     several, one = ranks(f"curvature_{case}")[0]["rows"], alone()["rows"]
     assert {name for _, name in one} == set(NAMES)

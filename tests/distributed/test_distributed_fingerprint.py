@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rank_tensor import PLANS, train_cut
 from rank_toys import train
+from rest_slow import rest_slow
 
 TABLES = {"fingerprint", "fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient"}
 OF_PARAMETERS = {"fingerprint_weight", "fingerprint_weight_gradient"}
@@ -48,13 +49,14 @@ def check(several: dict[str, Any], one: dict[str, Any], cut: bool = False, early
             assert apart.max() < 1e-9, (name, number, np.array(places)[~ours.absent & ~gone][apart.max(1).argmax()])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "columns", "hsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp", "columns", "hsdp"], {"ddp", "fsdp", "columns"}))
 def test_fingerprints_of_replicas_and_shards(ranks: Any, kind: str) -> None:
     several, other = ranks(f"{kind}_fingerprint")
     check(several, alone())
     assert other["rows"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_fingerprints_under_tensor_parallelism(ranks: Any, plan: str) -> None:
     several, other = (found[plan] for found in ranks("cut_fingerprint"))

@@ -10,6 +10,7 @@ import pytest
 from rank_pipeline import train_stages
 from rank_tensor import PLANS, train_cut
 from rank_toys import train
+from rest_slow import rest_slow
 
 from stabilitylab.histograms import COLUMNS, TABLES
 
@@ -36,13 +37,14 @@ def check(several: dict[str, Any], one: dict[str, Any], rows: int = 2) -> None:
             assert np.nansum(ours) > 0
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "columns", "hsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp", "columns", "hsdp"], {"ddp", "fsdp", "columns"}))
 def test_histograms_of_replicas_and_shards(ranks: Any, kind: str) -> None:
     several, other = ranks(f"{kind}_histograms")
     check(several, alone())
     assert other["rows"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_histograms_under_tensor_parallelism(ranks: Any, plan: str) -> None:
     several, other = (found[plan] for found in ranks("cut_histograms"))

@@ -58,7 +58,7 @@ def test_step_0_in_float32(ranks: Any, kind: str) -> None:
         ("fsdp_updates", {}),
         ("columns_updates", {"steps": 3}),
         ("hsdp_updates", {"steps": 3}),
-        ("hsdp-flat_updates", {"steps": 3}),
+        pytest.param("hsdp-flat_updates", {"steps": 3}, marks=pytest.mark.slow),
         ("ddp_accumulated", {"steps": 2, "accumulate": 2}),
         ("fsdp_accumulated", {"steps": 2, "accumulate": 2}),
     ],

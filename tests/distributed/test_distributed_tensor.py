@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from rank_tensor import PLANS, train_cut
+from rest_slow import rest_slow
 from test_distributed_tables import worst
 
 
@@ -16,8 +18,10 @@ def alone(**options: Any) -> dict[str, Any]:
     return train_cut("one", **options)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "when"),
+    rest_slow(product(PLANS, ("before", "after")), {("columns", "after"), ("sequence", "after")}),
+)
 def test_every_table_is_that_of_one_process(ranks: Any, plan: str, when: str) -> None:
     first, second = ranks(f"cut_{plan}_{when}")
     assert worst(first, alone(when=when)) < 1e-9
@@ -43,6 +47,7 @@ def test_fully_shard_around_it(four_ranks: Any, plan: str) -> None:
     assert [other["rows"] for other in others] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_a_watched_run_equals_an_unwatched_one(ranks: Any) -> None:
     for found in ranks("cut_bitwise"):
         assert found == dict.fromkeys(PLANS, True)
