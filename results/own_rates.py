@@ -66,16 +66,22 @@ class Study:
         )
 
 
-def one_by_one(jobs: Sequence[Job]) -> Outcome:
-    """Run ``jobs`` one at a time, so that each finished one stands in the ledger; end the process if asked to stop."""
-    done: list[Job] = []
-    for job in jobs:
-        outcome = run([job])
-        print(f"{job.name}: {outcome.sentence()}", flush=True)
-        done += outcome.jobs
-        if outcome.exit_code:
-            raise SystemExit(outcome.exit_code)
-    return Outcome(done)
+def at_once(workers: int) -> Callable[[Sequence[Job]], Outcome]:
+    """Return a runner of jobs, ``workers`` at a time, so that each finished one stands in the ledger; it ends the
+    process after those among which one fails, or if asked to stop."""
+
+    def run_all(jobs: Sequence[Job]) -> Outcome:
+        done: list[Job] = []
+        for first in range(0, len(jobs), workers):
+            some = jobs[first : first + workers]
+            outcome = run(some, workers=workers)
+            print(f"{', '.join(job.name for job in some)}: {outcome.sentence()}", flush=True)
+            done += outcome.jobs
+            if outcome.exit_code:
+                raise SystemExit(outcome.exit_code)
+        return Outcome(done)
+
+    return run_all
 
 
 def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out: Path) -> None:
@@ -86,7 +92,7 @@ def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out:
     start = study.experiment(arm, layers, study.rates[0], study.search_seeds[0], light)
     name = f"{arm}-{layers}"
     trainer = SweptTrainer(
-        Experiment(name, start.config), study.updates, runs / "search", Ledger(out / "search.csv"), one_by_one
+        Experiment(name, start.config), study.updates, runs / "search", Ledger(out / "search.csv"), at_once(1)
     )
     choice = choose_rate(trainer, study.rungs)
     trainer.discard()
@@ -113,7 +119,7 @@ def planned(study: Study, layers: int, data: Settings, out: Path) -> Iterator[tu
 
 def train(experiments: Sequence[Experiment], runs: Path, ledger: Ledger) -> None:
     """Train what the ledger lacks."""
-    one_by_one([job for job in plan(experiments, runs, ledger) if ledger.find(job.experiment.config) is None])
+    at_once(1)([job for job in plan(experiments, runs, ledger) if ledger.find(job.experiment.config) is None])
 
 
 @dataclass(frozen=True)

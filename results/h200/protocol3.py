@@ -1,23 +1,30 @@
 """Protocol 3 at 18 layers a side, which a CPU makes in days: the search for the rates, and then the comparison.
 
-Each arm is a process of ``results/tiny/make.py`` of its own, so that five runs share the GPU. Their ledgers and tables
-lie in ``tiny/`` and come back whole; a run that has not ended begins anew on another machine. The search goes on from
-the ledger that is committed. The comparison needs the rates in ``protocol.SEARCH``, which are committed before it.
+Each arm is a process of ``results/tiny/make.py`` of its own, with WORKERS runs at a time. Their kernels are far smaller
+than the GPU, so they run side by side under CUDA's multi-process service where it starts, and take turns elsewhere.
+Ledgers and tables lie in ``tiny/`` and come back whole; a run that has not ended begins anew on another machine. The
+search goes on from the ledger that is committed. The comparison needs the rates in ``protocol.SEARCH``, which are
+committed before it.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from place import ROOT, Clock, Place, Progress
+from place import ROOT, Clock, Log, Place, Progress
 
 from stabilitylab.experiments import protocol
 
 LAYERS = protocol.LAYERS[-1]
+WORKERS = 3  # runs of an arm at a time
 FOLDER, RUNS = Path("tiny"), Path("tiny-runs")
 CARRIED = ("rungs.csv", "rungs-choice.csv", "rungs-notes.md")
 SCRIPT = ROOT / "results" / "tiny" / "make.py"
@@ -46,12 +53,11 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
     left = [arm for arm in protocol.SEARCHED_ARMS if not is_done(part, arm)]
 
     def call(arm: str) -> int | None:
-        options = ("--layers", str(LAYERS), "--arm", arm, "--data", "data", "--runs", str(RUNS), "--out", str(FOLDER))
-        return place.call(
-            [place.python, str(SCRIPT), part, *options], clock, FOLDER / f"{part}-{arm.replace(' ', '-')}.txt"
-        )
+        ours = ("--layers", str(LAYERS), "--arm", arm, "--workers", str(WORKERS))
+        command = [place.python, str(SCRIPT), part, *ours, "--data", "data", "--runs", str(RUNS), "--out", str(FOLDER)]
+        return place.call(command, clock, FOLDER / f"{part}-{arm.replace(' ', '-')}.txt")
 
-    with ThreadPoolExecutor(max(1, len(left))) as pool:
+    with side_by_side(place.log, place.python), ThreadPoolExecutor(max(1, len(left))) as pool:
         codes = dict(zip(left, pool.map(call, left), strict=True))
     place.keep()
     failed = [f"{arm} (exit code {code})" for arm, code in codes.items() if code not in (0, None, 130, 143)]
@@ -60,6 +66,35 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
     if failed:
         return Progress("failed", f"{said}; failed: {', '.join(failed)}")
     return Progress("complete" if len(done) == len(protocol.SEARCHED_ARMS) else "partial", said)
+
+
+@contextmanager
+def side_by_side(log: Log, python: str) -> Iterator[None]:
+    """Run CUDA's multi-process service meanwhile, by which kernels of several processes share the GPU's processors.
+
+    Where it does not start, or a process that asks for it gets no GPU, the log says so, and processes take turns.
+    """
+    control, folder = shutil.which("nvidia-cuda-mps-control"), Path("mps").absolute()
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    works = False
+    if control is not None:
+        for each in own.values():
+            Path(each).mkdir(parents=True, exist_ok=True)
+        os.environ.update(own)
+        started = subprocess.run([control, "-d"], check=False, stdin=subprocess.DEVNULL).returncode == 0
+        asks = "import torch; torch.zeros(1, device='cuda').add_(1).item()"
+        works = started and subprocess.run([python, "-c", asks], check=False, timeout=60).returncode == 0
+    if not works:
+        for name in own:
+            os.environ.pop(name, None)
+    log.line(f"the processes {'run side by side' if works else 'take turns: no multi-process service starts here'}")
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+        if control is not None:
+            subprocess.run([control], input="quit\n", text=True, check=False, env=os.environ | own, timeout=30)
 
 
 def is_done(part: str, arm: str) -> bool:

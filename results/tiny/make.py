@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import keep
-from own_rates import one_by_one
+from own_rates import at_once
 from shared import metrics_of, multi30k
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
@@ -55,22 +55,29 @@ def recipe(data: Path, judged_on: str = "val") -> Recipe:
     return Recipe("tiny", {"data": multi30k(data, judged_on)})
 
 
-def make(experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping: Sequence[Keep] = ()) -> None:
-    """Train what the ledger lacks, and write the tables beside it; ends the process where it is asked to stop, or a run
-    fails twice."""
-    out = ledger.path.parent
-    for experiment in experiments:
-        jobs = plan([experiment], where, ledger)
-        outcome = run(jobs)
-        if jobs[0].state not in ("finished", "running"):
-            print(f"{experiment.name}: {outcome.sentence()}", flush=True)
+def make(
+    experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping: Sequence[Keep] = (), workers: int = 1
+) -> None:
+    """Train what the ledger lacks, ``workers`` runs at a time, and write the tables beside it; ends the process where
+    it is asked to stop, or a run fails twice."""
+    wanted = list(experiments)
+    for first in range(0, len(wanted), workers):
+        jobs = plan(wanted[first : first + workers], where, ledger)
+        outcome = run(jobs, workers=workers)
+        if begun := [job.name for job in jobs if job.state not in ("finished", "running")]:
+            print(f"{', '.join(begun)}: {outcome.sentence()}", flush=True)
+        for job in outcome.jobs:
+            if (where / job.name / "run.json").exists() and job.state == "finished":
+                keep_tables(Run.open(where / job.name), ledger.path.parent, keeping)
         if outcome.exit_code:
             raise SystemExit(outcome.exit_code)
-        if (where / experiment.name / "run.json").exists() and outcome.jobs[0].state == "finished":
-            made = Run.open(where / experiment.name)
-            for each in keeping:
-                if not keep.has(out / f"{each.__name__}.csv", made):
-                    each(made, out)
+
+
+def keep_tables(made: Run, out: Path, keeping: Sequence[Keep]) -> None:
+    """Write the tables of a run that do not have it yet."""
+    for each in keeping:
+        if not keep.has(out / f"{each.__name__}.csv", made):
+            each(made, out)
 
 
 def losses(ledger: Ledger, experiments: Iterable[Experiment]) -> dict[float, list[float]]:
@@ -101,8 +108,9 @@ def rates(ask: Recipe, where: Path, layers: int, ledger: Ledger, backwards: bool
         make(protocol.choice(layers, ask.settings, more), where, ledger)
 
 
-def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms: Sequence[str]) -> None:
-    """Search the rate of every one of ``arms`` by Protocol 3; the tables hold those whose search has ended."""
+def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms: Sequence[str], workers: int) -> None:
+    """Search the rate of every one of ``arms`` by Protocol 3, ``workers`` runs at a time; the tables hold those whose
+    search has ended."""
     rules = Rungs(
         protocol.SEARCHED_RATES,
         protocol.CHOICE_SEEDS,
@@ -112,19 +120,20 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms
     )
     for arm in arms:
         experiment = protocol.searched(arm, layers, ask.settings)
-        trainer = SweptTrainer(experiment, protocol.UPDATES, where, ledger, one_by_one)
+        trainer = SweptTrainer(experiment, protocol.UPDATES, where, ledger, at_once(workers))
         choice = choose_rate(trainer, rules)
         trainer.discard()
         keep.choice(out, arm, layers, choice)
 
 
-def judged(ask: Recipe, where: Path, layers: int, out: Path, arms: Sequence[str]) -> None:
-    """Train the comparison of Protocol 3 at ``layers`` a side; of ``arms`` alone, beside other calls."""
+def judged(ask: Recipe, where: Path, layers: int, out: Path, arms: Sequence[str], workers: int) -> None:
+    """Train the comparison of Protocol 3 at ``layers`` a side, ``workers`` runs at a time; of ``arms`` alone, beside
+    other calls."""
     if open_arms := [arm for arm, rates in protocol.SEARCH.items() if layers not in rates]:
         raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
     out.mkdir(parents=True, exist_ok=True)
     wanted = protocol.judged(ask, layers, arms)
-    make(wanted, where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences))
+    make(wanted, where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences), workers)
 
 
 def write_choice(ask: Recipe, ledger: Ledger) -> None:
@@ -155,17 +164,26 @@ def main() -> None:
     parser.add_argument(
         "--arm", action="append", choices=protocol.SEARCHED_ARMS, help="of rungs and judged; all unless given"
     )
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, of rungs and judged (default 1)")
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
     ask, arms = recipe(given.data), given.arm or protocol.SEARCHED_ARMS
     for part in given.parts:
         if part == "rungs":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
-                rungs(ask, given.runs / "tiny/rungs", layers, Ledger(given.out / "rungs.csv"), given.out, arms)
+                rungs(
+                    ask,
+                    given.runs / "tiny/rungs",
+                    layers,
+                    Ledger(given.out / "rungs.csv"),
+                    given.out,
+                    arms,
+                    given.workers,
+                )
         elif part == "judged":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 other = recipe(given.data, "test_2016_flickr")
-                judged(other, given.runs / "tiny/judged", layers, given.out / "third", arms)
+                judged(other, given.runs / "tiny/judged", layers, given.out / "third", arms, given.workers)
         elif part == "rates":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)

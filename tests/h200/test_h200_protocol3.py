@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -99,3 +100,33 @@ class OneAtATime:
         pass
 
     map = staticmethod(map)
+
+
+CONTROL = """#!/bin/sh
+if [ "$1" = -d ]; then echo started >> {log}; exit {code}; fi
+read word; echo "$word" >> {log}
+"""
+
+
+@pytest.mark.parametrize(("code", "is_gpu_there"), [(0, True), (0, False), (1, True)])
+def test_runs_share_the_gpu_where_its_service_starts(script, part, monkeypatch, code, is_gpu_there) -> None:
+    place, log = script.at(smoke=False), Path("service.txt").absolute()
+    control = Path("bin").absolute() / "nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text(CONTROL.format(log=log, code=code))
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{control.parent}:{os.environ['PATH']}")
+    with part.side_by_side(place.log, "true" if is_gpu_there else "false"):
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in os.environ) is (code == 0 and is_gpu_there)
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert log.read_text().split() == ["started", "quit"]
+    said = "run side by side" if code == 0 and is_gpu_there else "take turns"
+    assert said in place.log.path.read_text()
+
+
+def test_without_that_service_they_take_turns(script, part, monkeypatch) -> None:
+    place = script.at(smoke=False)
+    monkeypatch.setattr(part.shutil, "which", lambda name: None)
+    with part.side_by_side(place.log, "true"):
+        pass
+    assert "take turns" in place.log.path.read_text()
