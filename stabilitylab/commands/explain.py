@@ -59,14 +59,23 @@ def explain(
 
     opened = Run.open(run)
     given = _from_factory(factory) if factory else _of_probe(opened)
-    found = explained(opened, **given, audit=audit, updates=updates)
+    console = screen(stderr=True)
+    found = explained(
+        opened,
+        **given,
+        audit=audit,
+        updates=updates,
+        progress=lambda sentence: (
+            is_first_rank() and console.print(f"{run}: {sentence}", highlight=False, markup=False)
+        ),
+    )
     if not is_first_rank():
         return found.exit_code
     if as_json:
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:
-        console = screen(width=None if sys.stdout.isatty() else 10_000)
-        console.print(f"{run}: {found}", highlight=False, markup=False)
+        answer = screen(width=None if sys.stdout.isatty() else 10_000)
+        answer.print(f"{run}: {found}", highlight=False, markup=False)
     return found.exit_code
 
 

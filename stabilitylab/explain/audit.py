@@ -34,8 +34,9 @@ MOSTLY = 0.9  # so many tensors that differ are an update, fewer a write
 class AuditResult:
     """The result of an audit. ``findings``: facts of the ledger and differences, by step. ``replayed``: updates that
     were done again; ``equal``: those of them in which every recorded bit was the same. ``parted``: (step, sentence) of
-    each segment that parted. ``full``: replayed updates with sketches. ``tried``: updates that were replayed for
-    hypotheses. ``unchecked``: what could not be compared, and why."""
+    each segment that parted; ``between``: those of them whose updates were equal, and not the state before this step.
+    ``full``: replayed updates with sketches. ``tried``: updates that were replayed for hypotheses. ``unchecked``: what
+    could not be compared, and why."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     replayed: int = 0
@@ -43,12 +44,13 @@ class AuditResult:
     full: int = 0
     tried: int = 0
     parted: list[tuple[int, str]] = field(default_factory=list)
+    between: list[int] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
-        """True if every replayed update had equal bits."""
-        return self.replayed == self.equal
+        """True if every replayed update had equal bits, and each segment reached its next snapshot."""
+        return self.replayed == self.equal and not self.parted
 
     @property
     def accused(self) -> list[AuditFinding]:
@@ -67,16 +69,30 @@ class Auditor:
         self.result = AuditResult()
         self._has_loss = True
 
+    @property
+    def count(self) -> int:
+        """The number of updates that an audit without differences replays."""
+        return sum(stop - start for start, stop, _ in self._segments())
+
+    def _segments(self) -> list[tuple[int, int, int | None]]:
+        """Return the segments to replay: first update, end, and the snapshot there if there is one."""
+        flight, starts = self.flight, sorted(self.flight.snapshots)
+        each = max(1, self._most // max(1, len(starts)))
+        ends = [*starts[1:], flight.last + 1]
+        return [
+            (start, min(stop, start + each), stop if stop in flight.snapshots else None)
+            for start, stop in zip(starts, ends, strict=True)
+        ]
+
     def run(self) -> AuditResult:
         """Audit the flight; the loop's objects are left as they were."""
         flight, result = self.flight, self.result
         found = [*fact_findings(flight), *differing_replicas(flight, self.loop.processes)]
-        starts = sorted(flight.snapshots)
-        each = max(1, self._most // max(1, len(starts)))
-        self._trust_loss(starts)
+        segments = self._segments()
+        self._trust_loss([start for start, _, _ in segments])
         with self.loop.kept():
-            for start, stop in zip(starts, [*starts[1:], flight.last + 1], strict=True):
-                found += self._segment(start, min(stop, start + each), stop if stop in flight.snapshots else None)
+            for segment in segments:
+                found += self._segment(*segment)
         result.findings = first_of_each(_dated(_without_doubles(found)))
         if any(update.stepped is False for update in flight.updates.values()) and self.loop.scaler is None:
             result.unchecked.append("updates in which no optimizer stepped were replayed without a step")
@@ -119,6 +135,7 @@ class Auditor:
             names = differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters)
             if names := first_names(names, self.loop.processes):
                 self.result.parted.append((snapshot, f"{names[0]} is another in the snapshot"))
+                self.result.between.append(snapshot)
                 return self._at_snapshot(start, snapshot, names, state)
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from .derivatives import derivative_findings
 from .facts import fact_findings
 from .findings import AuditFinding, first_of_each
 from .flight import LAST, Flight
-from .harm import window_of
+from .harm import Progress, unheard, window_of
 from .interventions import InterventionRecord, intervene
 from .judge import Judge
 from .recorder import Loss, Recorder
@@ -85,10 +86,13 @@ class Explanation:
         lines = [*self.sentences]
         lines += [str(one) for one in self.findings]
         if self.audit is not None:
-            lines.append(
+            told = (
                 f"Audit: {self.audit.equal} of {self.audit.replayed} replayed updates are equal to the recorded ones "
-                f"in every bit that was kept ({self.audit.full} of them with sketches of gradients and outputs)."
+                f"in every bit that was kept ({self.audit.full} of them with sketches of gradients and outputs)"
             )
+            if self.audit.between:
+                told += f"; but the state before step {self.audit.between[0]} is not the one that they lead to"
+            lines.append(f"{told}.")
         lines += [f"Not checked: {why.rstrip('.')}." for why in self.unchecked]
         if self.updates:
             lines.append(f"Cost: {self.updates} updates were replayed.")
@@ -106,6 +110,7 @@ def explain(
     clip: Any = None,
     audit: bool = False,
     updates: int = MOST,
+    progress: Progress = unheard,
 ) -> Explanation:
     """Explain the failure of a recorded run: replay its last updates, and test each suspect by an intervention.
 
@@ -115,6 +120,7 @@ def explain(
     - ``scaler``, ``scheduler``, ``clip``: as they were given to the recorder, if they were.
     - ``audit``: True to replay and check only, without interventions.
     - ``updates``: the largest number of updates that the audit replays.
+    - ``progress``: gets a sentence as each part begins, with what it will take, and one after each intervention.
 
     A run of several processes (DistributedDataParallel) is explained by as many processes. Call this on each of them,
     with the wrapped model: all replay together, and all return the same result.
@@ -133,7 +139,10 @@ def explain(
     loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, **own)
     flight = agreed(flight, loop.processes)
     auditor = Auditor(flight, loop, updates)
+    progress(f"replaying the {auditor.count} recorded updates that lie behind a snapshot")
+    began = time.monotonic()
     result = auditor.run()
+    seconds = (time.monotonic() - began) / max(1, result.replayed + result.tried)
     data, unjudged = Judge(flight, loop).findings()
     slopes, unmeasured = derivative_findings(flight, loop)
     findings = first_of_each([*result.findings, *data, *slopes])
@@ -148,7 +157,7 @@ def explain(
     if not flight.lasting():
         _no_harm(found, flight)
         return found
-    _intervene(found, flight, loop, accused)
+    _intervene(found, flight, loop, accused, seconds, progress)
     return found
 
 
@@ -217,7 +226,15 @@ def _no_harm(found: Explanation, flight: Flight) -> None:
     found.sentences = [f"{_told(flight)} Trouble without lasting harm: no intervention was tried."]
 
 
-def _intervene(found: Explanation, flight: Flight, loop: DeclaredLoop, accused: Sequence[AuditFinding]) -> None:
+def _intervene(
+    found: Explanation,
+    flight: Flight,
+    loop: DeclaredLoop,
+    accused: Sequence[AuditFinding],
+    seconds: float,
+    progress: Progress,
+) -> None:
+    """Try interventions, and say the verdict; ``seconds``: what an update of the audit took."""
     assert found.audit is not None, "an audit was made"
     window = window_of(flight, [one.step for one in accused])
     if window is None:
@@ -225,7 +242,12 @@ def _intervene(found: Explanation, flight: Flight, loop: DeclaredLoop, accused: 
         found.unchecked.append("interventions: no snapshot before the trouble is left; record with a smaller every=")
         found.sentences = [_told(flight), *_no_cause(0, ["everything"])] if not accused else [_told(flight)]
         return
-    tried = found.experiment = intervene(flight, loop, window, found.findings)
+    length = window.stop - window.start
+    progress(
+        f"trying interventions: each, and each repeat of one that heals, replays {length} updates, about "
+        f"{seconds * length:.1f} s"
+    )
+    tried = found.experiment = intervene(flight, loop, window, found.findings, progress)
     found.updates += tried.updates
     head = _told(flight)
     if not tried.repeatable:

@@ -30,12 +30,22 @@ def fact_findings(flight: Flight) -> list[AuditFinding]:
     the facts of all, with the processes in the evidence if only some have the fact."""
     found = changes_of(flight.heard, len(flight.parameters), scheduled=flight.declared["scheduler"] is not None)
     shown = [one for one in found if one.kind in KINDS and one.is_compared and not one.from_start]
-    return [_placed(_finding(one), flight) for one in shown]
+    return [_placed(_with_values(_finding(one), flight), flight) for one in shown]
 
 
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> AuditFinding:
     """Return the finding that tensors were written between update ``step`` - 1 and update ``step``."""
     return _finding(changes.written(names, step, total, evidence))
+
+
+def _with_values(one: AuditFinding, flight: Flight) -> AuditFinding:
+    """Return the finding with the written tensors that are not finite, if a snapshot of this step was kept."""
+    if one.kind != "state written" or one.step not in flight.snapshots:
+        return one
+    tensors = flight.snapshots[one.step]["tensors"]
+    names = {fact["name"] for fact in flight.heard if fact["kind"] == "write" and fact["step"] == one.step}
+    lost = sorted(name for name in names & tensors.keys() if not tensors[name].isfinite().all())
+    return one.with_evidence(f"not finite afterwards: {listed(lost)}") if lost else one
 
 
 def _placed(one: AuditFinding, flight: Flight) -> AuditFinding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,13 @@ from .replay import DeclaredLoop, ReplayChange, UpdateReplay, loss_of
 
 SCORED = 6  # batches before the trouble that a score is the mean of
 SPREADS, SHARE = 4.0, 0.05  # margin above the healthy score: robust deviations of the loss before, or a share of it
+
+
+Progress = Callable[[str], object]
+
+
+def unheard(sentence: str) -> None:
+    """Take a sentence of the progress that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,11 @@ class Healthy:
 
 
 class Bench:
-    """Runs replays of one window and scores the weights that they end with; counts the updates that this took."""
+    """Runs replays of one window and scores the weights that they end with; counts the updates that this took.
+    ``progress`` gets the sentences that a reader may wait for."""
 
-    def __init__(self, flight: Flight, loop: DeclaredLoop, window: Window) -> None:
-        self.flight, self.loop, self.window = flight, loop, window
+    def __init__(self, flight: Flight, loop: DeclaredLoop, window: Window, progress: Progress = unheard) -> None:
+        self.flight, self.loop, self.window, self.progress = flight, loop, window, progress
         self.updates = 0
 
     def score_after(self, change: ReplayChange | None = None, stop: int | None = None) -> float:

@@ -16,7 +16,7 @@ from .batches import changed
 from .derivatives import groups_of
 from .findings import AuditFinding
 from .flight import Flight
-from .harm import Bench, Healthy, Window
+from .harm import Bench, Healthy, Progress, Window, unheard
 from .judge import roller
 from .replay import DeclaredLoop, ReplayChange, Settings
 from .states import restore_moments
@@ -103,7 +103,11 @@ class InterventionRecord:
 
 
 def intervene(
-    flight: Flight, loop: DeclaredLoop, window: Window, findings: Sequence[AuditFinding]
+    flight: Flight,
+    loop: DeclaredLoop,
+    window: Window,
+    findings: Sequence[AuditFinding],
+    progress: Progress = unheard,
 ) -> InterventionRecord:
     """Try interventions on the flight's trouble.
 
@@ -113,7 +117,7 @@ def intervene(
     three new ones. Interventions on causes are tried first, remedies last. The loop's objects are left as they were.
     """
     with loop.kept():
-        bench = Bench(flight, loop, window)
+        bench = Bench(flight, loop, window, progress)
         healthy, plain = bench.healthy(), bench.score_after()
         again = bench.score_after()
         found = InterventionRecord(
@@ -253,6 +257,7 @@ def combined(*changes: ReplayChange) -> ReplayChange:
 def _try_all(bench: Bench, found: InterventionRecord, listed: Sequence[Intervention]) -> None:
     """Try each once; those that heal again with noise, and the winners in new repeats."""
     for one in listed:
+        bench.progress(f"intervention: {one.name}")
         trial = Trial(one, bench.score_after(one.change))
         found.trials.append(trial)
         if found.healthy.is_harmed(trial.score):

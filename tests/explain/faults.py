@@ -181,6 +181,15 @@ class FlippedForGood(Loop):
                 parameter.grad.neg_()
 
 
+class LostWeight(Loop):
+    """A NaN is written before the update of a snapshot, so that every update replays equal."""
+
+    def between(self, t: int) -> None:
+        if t == FIRST + 2:
+            with torch.no_grad():
+                self.model.blocks[1].up.weight[0, 0] = float("nan")
+
+
 class ShiftedForGood(Loop):
     """Labels are shifted from FIRST on."""
 

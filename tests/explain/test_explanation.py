@@ -56,6 +56,20 @@ def test_what_is_outside_the_declared_update_is_healed_by_declaration_alone(tmp_
     assert "6 of 6 jittered repeats" in found.sentences[-1]
 
 
+def test_a_nan_that_was_written_is_the_cause_though_all_updates_are_equal(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = explained(faults.LostWeight, tmp_path, progress=said.append)
+    assert found.audit is not None
+    assert found.audit.equal == found.audit.replayed > 20
+    assert found.audit.between == [24], "the snapshot that the write came before"
+    assert found.verdict == "cause", str(found)
+    assert "Cause: 1 tensor changed between the updates 23 and 24" in found.sentences[-1]
+    assert "not finite afterwards: blocks.1.up.weight" in str(found)
+    assert "the state before step 24 is not the one that they lead to" in str(found)
+    assert f"replaying the {found.audit.replayed} recorded updates" in said[0]
+    assert said[1].startswith("trying interventions: each, and each repeat")
+
+
 @pytest.mark.parametrize("kind", [pytest.param(faults.ShiftedForGood, marks=pytest.mark.slow), faults.ShiftedWithDecoy])
 def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_path: Path) -> None:
     found = explained(kind, tmp_path)
