@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..kernels import suspected
@@ -219,7 +219,11 @@ def _not_finite(incident: Incident | None, computed: Mapping[str, Any] | None) -
         first = incident.step == 0 and incident.phase != "backward"  # no backward pass came before it
         how = "call torch.backends.cuda.enable_cudnn_sdp(False)"  # under autocast nobody knows the type of attention
         kernel = "" if first else suspected(computed, None, how)
-        yield _finding("not finite", "fail", layer, math.nan, "; ".join(filter(None, (incident.paragraph, kernel))))
+        found = _finding("not finite", "fail", layer, math.nan, "; ".join(filter(None, (incident.paragraph, kernel))))
+        if incident.kind == "loss":
+            remedy = "look at loss_fn, and at what stands between the model's output and the loss"
+            found = replace(found, remedy=remedy)
+        yield found
 
 
 def _no_gradient(layers: Sequence[OneLayer]) -> Iterator[Breach]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,5 +22,8 @@ def repeats(first: Seen, second: Seen) -> Iterator[Check]:
         yield not_checked(REPEATS, "there is no loss")
         return
     one, two = float(first.loss.detach()), float(second.loss.detach())
+    if not math.isfinite(one + two):
+        yield not_checked(REPEATS, f"the loss is {one:g} and {two:g} in two passes")
+        return
     apart = abs(one - two) / max(abs(one), abs(two), 1e-12)
     yield weigh(REPEATS, apart, f"the loss is {one:.6g} and {two:.6g} in two passes")

@@ -87,8 +87,7 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        limit = f" (limit {self.limit:g})" if math.isfinite(self.limit) else ""
-        return f"{self.state}: {self.name}: {self.measured}{limit}"
+        return f"{self.state}: {self.name}: {self.measured}"
 
     @property
     def breach(self) -> Breach | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,8 @@ def named(factory: str, command: str) -> Callable[[], Any]:
         raise InputError(f"importing {name} failed: {type(error).__name__}: {error} (-v shows where).") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        known = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise UsageError(f"{name} has no function {attribute!r}; it has {known or 'none'}.")
+        known = [key for key, value in vars(module).items() if isfunction(value) and value.__module__ == name]
+        close = difflib.get_close_matches(attribute, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else f" It has {', '.join(known) or 'none'}."
+        raise UsageError(f"{name} has no function {attribute!r}.{hint}")
     return function

@@ -65,7 +65,7 @@ def bisect(
     docs/bisect.md has the rules.
 
     Exit codes: 0 identical, or rounding; 1 a difference in what is computed; 2 usage, no fingerprint, or no place in
-    common; 4 a run, a file, a factory or its module is missing or fails; 5 environment.
+    common; 4 a run, a file or the factory's module is missing, or the factory fails; 5 environment.
     """
     from ..bisect.stored import of_stored
 

@@ -78,6 +78,11 @@ def _unchecked(found: Diagnosis) -> list[str]:
     return lines
 
 
+def _times(ratio: float) -> str:
+    """Write a ratio as a factor: ``2.26x``, ``2,260x``."""
+    return f"{ratio:.3g}x" if ratio < 1000 else f"{ratio:,.0f}x"
+
+
 def _show(found: Diagnosis) -> None:
     from ..diagnose.events import alike
     from ..terminal import state_style
@@ -88,9 +93,9 @@ def _show(found: Diagnosis) -> None:
         console.print(f"\n{ORDER}", highlight=False)
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
-        weighed = event.severity != "note" and event.strength is not None
-        strength = f" ({event.strength:.3g}x its threshold)" if weighed else ""
-        why = f": {event.consequence}" if event.consequence else ""
+        is_weighed = event.severity != "note" and event.strength is not None
+        strength = f" ({_times(event.strength)} its threshold)" if is_weighed else ""
+        why = f": {event.consequence}" if event.consequence and event.consequence not in event.evidence else ""
         head = Text.assemble(
             f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
             (event.severity, state_style(event.severity)), strength, why,

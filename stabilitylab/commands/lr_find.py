@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..lr_find.subject import RateSubject
     from ..terminal.rates import RateDisplay
 
+SEEDS = "0,1,2"
 PANELS = ("Reference model", "Plan", "Search")
 _model, _plan, _budget = (partial(typer.Option, rich_help_panel=panel) for panel in PANELS)
 
@@ -48,7 +49,9 @@ def lr_find(
         float | None,
         _plan(help="Loss by which a safe rate may lie above the best.", show_default=".05, or a tenth of the fall"),
     ] = None,
-    seeds: Annotated[str, _plan(help="The first one searches, the others repeat its answers.")] = "0,1,2",
+    seeds: Annotated[
+        str | None, _plan(help="The first one searches, the others repeat its answers.", show_default="0,1,2")
+    ] = None,
     widths: Annotated[
         str | None, _plan(help="A search for each width, such as 64,128,256; a factory takes scale=.")
     ] = None,
@@ -71,7 +74,9 @@ def lr_find(
     out: Annotated[
         Path | None, _budget(help="Folder of the trials.", show_default="runs/lr-find-NAME, the first that is free")
     ] = None,
-    resume: Annotated[bool, _budget("--resume", help="Go on with the search in --out, or with the latest.")] = False,
+    resume: Annotated[
+        bool, _budget("--resume", help="Go on with the search in --out, or with the latest, by its own plan.")
+    ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -83,36 +88,54 @@ def lr_find(
     what is known, and --resume goes on. docs/lr-find.md has the rules; how often they are right is not measured yet.
 
     Exit codes: 0 a best rate was found, if only to an early rung; 1 there is none (the model fails at every rate, the
-    loss is constant, or the budget ended too early); 2 usage; 4 the factory, its module or the data are missing or
-    fail; 5 environment; 130 / 143 stopped by Ctrl-C / SIGTERM, after the answer so far.
+    loss is constant, or the budget ended too early); 2 usage; 4 the factory's module or the data are missing, or the
+    factory fails; 5 environment; 130 / 143 stopped by Ctrl-C / SIGTERM, after the answer so far.
     """
     from ..lr_find.find import check_numbers
+    from ..lr_find.folder import plan_at
     from ..terminal.rates import RateDisplay
 
-    wanted = _numbers("--seeds", seeds)
-    check_numbers(horizon, wanted, updates, minutes)
-    plan = {"horizon": horizon or HORIZON, "seeds": tuple(wanted), "warmup": warmup}
+    check_numbers(horizon, _numbers("--seeds", seeds or SEEDS), updates, minutes)
     reference = {
         "--arch": arch, "--depth": depth, "--d-model": d_model, "--data": data, "--valid": valid, "--stack": stack,
         "--model": model, "--preset": preset, "--lr": lr, "--config": config, "--set": set_,
     }  # fmt: skip
-    if factory is not None:
-        if foreign := [name for name, value in reference.items() if value]:
-            raise UsageError(f"{foreign[0]} is about reference models: leave it out, or leave out {factory}.")
-        name = factory.replace(":", "-").replace(".", "-")
-        makers = _of_factory(factory, plan, _widths(widths))
-    else:
-        settings = _settings(preset, stack, model, data, valid, lr, config, set_)
-        made = {
-            width: _config(arch or "branchnorm", 36 if depth is None else depth, width or d_model, settings, plan)
+    given = [name for name, value in reference.items() if value]
+    if factory is None and not given:
+        raise UsageError("name a model: your function as PACKAGE.MODULE:FACTORY, or a reference model with --arch.")
+    if factory is not None and given:
+        raise UsageError(f"{given[0]} is about reference models: leave it out, or leave out {factory}.")
+    settings = _settings(preset, stack, model, data, valid, lr, config, set_)
+
+    def configs(plan: Mapping[str, Any]) -> dict[int, Config]:
+        layers = 36 if depth is None else depth
+        return {
+            width: _config(arch or "branchnorm", layers, width or d_model, settings, plan)
             for width in _widths(widths) or [0]
         }
-        name = f"{made[min(made)].model.arch}-{made[min(made)].model.depth}"
-        makers = {width: partial(subject_of_config, one) for width, one in made.items()}
-    folder = _folder(out, name, resume)
+
+    asked = {"horizon": horizon, "seeds": seeds and tuple(_numbers("--seeds", seeds)), "warmup": warmup, "delta": delta}
+    plan = _planned(asked, {})
+    if factory is None:
+        first = next(iter(configs(plan).values()))
+        folder = _folder(out, f"{first.model.arch}-{first.model.depth}", resume)
+    else:
+        folder = _folder(out, factory.replace(":", "-").replace(".", "-"), resume)
+    if resume:
+        plan = _planned(asked, plan_at(folder))
+    if factory is None:
+        makers = {width: partial(subject_of_config, one) for width, one in configs(plan).items()}
+    else:
+        makers = _of_factory(factory, plan, _widths(widths))
     with RateDisplay(screen(stderr=True), quiet) as display:
-        found = _search(makers, folder, display, plan, delta, (updates, minutes), jobs, resume)
+        found = _search(makers, folder, display, plan, (updates, minutes), jobs, resume)
     return _show(found, folder, as_json, quiet)
+
+
+def _planned(asked: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan: what was given, else what a search that goes on was begun with, else the default."""
+    usual = {"horizon": HORIZON, "seeds": tuple(_numbers("--seeds", SEEDS)), "warmup": None, "delta": None}
+    return {name: value if value is not None else before.get(name, usual[name]) for name, value in asked.items()}
 
 
 def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> RateSubject:
@@ -184,7 +207,6 @@ def _search(
     folder: Path,
     display: RateDisplay,
     plan: Mapping[str, Any],
-    delta: float | None,
     limits: tuple[int | None, float | None],
     jobs: int,
     resume: bool,
@@ -195,7 +217,7 @@ def _search(
     from ..lr_find.workers import RateWorkers
 
     def one(subject: RateSubject, make: Callable[[], RateSubject], out: Path, budget: Budget) -> RateAnswer:
-        wanted = plan_of(subject, plan["horizon"], plan["seeds"], delta)
+        wanted = plan_of(subject, plan["horizon"], plan["seeds"], plan["delta"])
         if jobs == 1:
             return search_rates(subject, wanted, out, budget, resume=resume, audience=display)
         with RateWorkers(jobs, make, wanted, out) as workers:

@@ -2,18 +2,21 @@
 
 Every event of every detector goes through :func:`weighed`. The rule looks at the loss after an event, and at the
 condition that the event is about. It was committed before it was tried on any run. The last sentence of rule 5 came
-later, from the choosing half of the second corpus (results/alarm/second).
+later, from the choosing half of the second corpus (results/alarm/second), and rule 7 from a weight into which a NaN
+was written.
 
 1. A note stays a note. So does what ends a run: a failure, or an outcome such as a rise of the loss.
 2. **Too early.** An event that is judged from a number of updates on (``Event.judged_from``: a loss that never fell, or
    stays somewhat above its start) is a note in a shorter run, and leaves it open. So is a warning with fewer than
-   JUDGED_ROWS rows of the loss after it, unless rule 5 or 6 has decided.
+   JUDGED_ROWS rows of the loss after it, unless rule 5, 6 or 7 has decided.
 3. **Mild.** Events of mild detectors (a vanishing gradient) are notes in a run that learns, without a failure.
 4. **The edge.** ``beyond_the_edge`` is a note unless the loss rose, or never fell: unless another event says so and is
    a warning or a failure.
 5. **It stands.** A warning stays one if its condition holds in the last rows (``Event.stands``). A condition that
    healthy runs have too (``Event.usual``) counts so only in a run that failed.
 6. **The loss.** Else a warning stays one unless the level of the loss reached a new minimum after it.
+7. **The number that broke.** A warning that a tensor was written stays one if the first number that is not finite is in
+   this tensor, before the forward pass of the same step.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from .events import DETECTORS, Event
 from .evidence import Evidence
 from .series import JUDGED_ROWS, rows_after, went_on_learning
 
-EDGE = "beyond_the_edge"
+EDGE, WRITE = "beyond_the_edge", "foreign_write"
 ROSE = ("early_explosion", "loss_spike", "loss_rise", "divergence", "plateau", "non_finite")  # are about the loss
 
 
@@ -36,7 +39,8 @@ def weighed(events: Sequence[Event], evidence: Evidence, learns: bool) -> list[E
     """
     aged = [_of_a_short_run(event, evidence) for event in events]
     failed = any(event.severity == "failure" for event in aged)
-    judged = [event if event.kind == EDGE else _judged(event, evidence, learns, failed) for event in aged]
+    lost = next((event for event in aged if event.kind == "non_finite"), None)
+    judged = [event if event.kind == EDGE else _judged(event, evidence, learns, failed, lost) for event in aged]
     rose = any(event.kind in ROSE and event.severity != "note" for event in judged)
     return [_of_the_edge(event, rose) if event.kind == EDGE else event for event in judged]
 
@@ -60,9 +64,11 @@ def updates(evidence: Evidence) -> int:
     return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
 
-def _judged(event: Event, evidence: Evidence, learns: bool, failed: bool) -> Event:
+def _judged(event: Event, evidence: Evidence, learns: bool, failed: bool, lost: Event | None) -> Event:
     if event.severity != "warning" or event.role == "outcome":
         return event
+    if lost is not None and _broke_in(event, lost):
+        return replace(event, consequence="it holds the first number that is not finite")
     mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
     if event.kind in mild and learns and not failed:
         return replace(event, severity="note", consequence="the run learns")
@@ -78,6 +84,13 @@ def _judged(event: Event, evidence: Evidence, learns: bool, failed: bool) -> Eve
         told = f"too early to tell after {rows}: its consequence is judged from {JUDGED_ROWS} rows on"
         return _noted(event, told, f"it is too early to tell what the {event.title} at step {event.step} did")
     return replace(event, consequence=event.consequence or "the loss reached no new minimum after it")
+
+
+def _broke_in(event: Event, lost: Event) -> bool:
+    """True if the event wrote the tensor in which the first number that is not finite was found."""
+    if event.kind != WRITE or event.step != lost.step or lost.numbers.get("kind") != "parameter" or lost.place is None:
+        return False
+    return lost.place.site in event.evidence
 
 
 def _of_the_edge(event: Event, rose: bool) -> Event:

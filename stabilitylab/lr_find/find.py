@@ -145,7 +145,7 @@ def search_rates(
     for note in subject.notes:
         audience.said(note)
     budget.seconds = seconds_of(subject, plan.seeds[0])
-    audience.said(beforehand(plan, budget, jobs))
+    audience.said(beforehand(plan, budget, jobs, folder.cost))
     audience.planned(plan.rungs, scores)
     with listening(at_once=True) as requests:
 

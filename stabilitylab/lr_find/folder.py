@@ -127,6 +127,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read ({error}): restore it, or give another --out.") from error
 
 
+def plan_at(path: Path) -> dict[str, Any]:
+    """Return the plan of the search in ``path``, or of its first width; {} if there is none."""
+    first = next((one for one in (path / PLAN, *sorted(path.glob(f"width-*/{PLAN}"))) if one.exists()), None)
+    return {} if first is None else _read(first)
+
+
 def is_search(path: Path) -> bool:
     """True if ``path`` is the folder of a search."""
     return (path / PLAN).exists()

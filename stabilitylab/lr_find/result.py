@@ -137,7 +137,7 @@ def _constant(one: RateAnswer) -> list[str]:
 
 
 def _too_early(one: RateAnswer) -> list[str]:
-    return [f"No rung has ended, so that no rate can be named: {one.stopped}"]
+    return ["No rung has ended, so that no rate can be named.", *([one.stopped] if one.stopped else [])]
 
 
 def _found(one: RateAnswer) -> list[str]:

@@ -190,7 +190,7 @@ def seconds_of(subject: RateSubject, seed: int) -> float:
             if not math.isfinite(number):
                 raise InputError(
                     f"the loss of {subject.name} is {number:g} before its first update, so that it trains at no rate: "
-                    "look for the layer with 'stabilitylab check'."
+                    "'stabilitylab check' says where it comes from."
                 )
             made.step(lambda optimizer: optimizer.step())
             made.zero_grad()
@@ -207,18 +207,26 @@ def need(plan: RatePlan) -> int:
     return USUAL_RATES * plan.trusted + USUAL_LATE * (plan.horizon - plan.trusted) + repeated + warmups
 
 
-def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1) -> str:
-    """Return what a search needs, and what the budget gives, in a sentence or two."""
-    updates = need(plan)
-    told = f"About {updates:,} updates to a horizon of {plan.horizon:,}"
+def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1, done: int = 0) -> str:
+    """Return what a search needs, and what the budget gives, in a sentence or two; ``done``: the updates of a search
+    that goes on."""
+    updates = max(0, need(plan) - done)
+    more = " more" if done else ""
+    told = f"About {updates:,}{more} updates to a horizon of {plan.horizon:,}"
     if not math.isnan(budget.seconds):
         told += f", {duration(updates * budget.seconds / jobs)} at {budget.seconds:.2g} s an update"
     told += f"; rungs at {', '.join(f'{rung:,}' for rung in plan.rungs)}."
     if budget.suffices(updates, jobs):
         return told
-    reach = [rung for rung in plan.rungs if budget.suffices(USUAL_RATES * min(rung, plan.trusted), jobs)]
-    until = f"to about {reach[-1]:,} updates" if reach else "not through the first rung"
-    return f"{told} The budget ({budget.sentence()}) is less: it reaches {until}."
+    first = USUAL_RATES * plan.rungs[0] - done
+    reach = [rung for rung in plan.rungs if budget.suffices(USUAL_RATES * min(rung, plan.trusted) - done, jobs)]
+    if not reach:
+        until = f"the first rung takes about {first:,} updates; give as many, or a shorter horizon"
+    elif reach[-1] == plan.horizon:
+        until = "it reaches the horizon, with fewer rates or repeats"
+    else:
+        until = f"it reaches about {reach[-1]:,} updates"
+    return f"{told} The budget ({budget.sentence()}) is less: {until}."
 
 
 def duration(seconds: float) -> str:

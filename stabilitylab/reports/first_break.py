@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from ..diagnose import Event
+from ..diagnose.order import comes_before
 from .collection import Record
 from .run_grid import LayerGrid, lost_at, read
 
@@ -48,20 +50,33 @@ def _first_break(record: Record, inputs: LayerGrid | None) -> str:
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
-    found = [sentence for sentence in (_lost_gradient(grid), _lost_input(inputs)) if sentence]
-    return "; ".join(found) or _vanishing(grid)
+    found = (_lost_gradient(grid, _first_number(record), inputs), _lost_input(inputs))
+    return "; ".join(filter(None, found)) or _vanishing(grid)
 
 
-def _lost_gradient(grid: LayerGrid) -> str:
+def _first_number(record: Record) -> Event | None:
+    """Finds what ``diagnose`` says of the first number that is not finite, if it has a place before the loss."""
+    events = () if record.diagnosis is None else record.diagnosis.events
+    lost = (event for event in events if event.kind == "non_finite" and event.place is not None)
+    return next((event for event in lost if comes_before(event.phase, "loss")), None)
+
+
+def _lost_gradient(grid: LayerGrid, first: Event | None, inputs: LayerGrid | None) -> str:
     """Finds where the gradient was lost: backpropagation carries what is not finite downwards, so the highest place
-    that has it is where it began."""
+    that has it is where it began. If all have it, it began before the backward pass: in the forward pass, or in the
+    loss."""
     columns = np.flatnonzero(grid.lost.any(0))
     if not len(columns):
         return ""
     rows = np.flatnonzero(grid.lost[:, columns[0]])
     step = grid.steps[columns[0]]
     if len(rows) == len(grid.names):
-        return f"no layer's gradient is finite from step {step} on: it is the loss that breaks, not a layer"
+        all_lost = f"no layer's gradient is finite from step {step} on"
+        if first is not None and first.step <= step:
+            return f"{all_lost}; the first number that is not finite is at {first.where}, at step {first.step}"
+        if inputs is not None and inputs.lost[:, inputs.steps <= step].any():
+            return f"{all_lost}, since the forward pass breaks before"
+        return f"{all_lost}: it is the loss that breaks, not a layer"
     return f"the gradient of {grid.names[rows[-1]]} breaks first: not finite at step {step}" + (
         f", nor below it ({len(rows)} places)" if len(rows) > 1 else ""
     )

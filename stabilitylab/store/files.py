@@ -34,7 +34,9 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             advice = "what was recorded before is safe; free some space, then continue the run with --resume."
         elif error.errno in NO_ACCESS:
-            advice = "make it writable, or choose another place with --out."
+            advice = "make it writable, or choose another folder."
+        elif error.errno == errno.ENOENT:
+            advice = "its folder is not there and cannot be made; choose another folder."
         else:
             advice = "what was recorded before is safe; check the disk, then continue the run with --resume."
         raise ResourceError(f"cannot write {path} ({reason}): {advice}") from error

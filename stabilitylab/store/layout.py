@@ -81,6 +81,14 @@ def tables_on_disk(run: Path) -> list[str]:
     return [METRICS, *sorted(path.name for path in probes.iterdir() if path.is_dir())] if probes.is_dir() else [METRICS]
 
 
+def _instead(folder: Path) -> str:
+    """Say what a folder without run.json has instead."""
+    inner = sorted(path.parent for path in folder.glob("*/run.json"))
+    if not inner:
+        return "it has no run.json"
+    return f"it holds {len(inner)} run{'s' * (len(inner) > 1)}, such as {inner[0]}: name one"
+
+
 def read_run_json(run: Path) -> dict[str, Any]:
     """Read run.json with its tables as :class:`Table`; tables of an older schema are completed (:mod:`.older`).
 
@@ -90,7 +98,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
         if not run.exists():
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
         if not (run / "run.json").is_file():
-            raise InputError(f"{run} is not a run directory: it has no run.json.")
+            raise InputError(f"{run} is not a run directory: {_instead(run)}.")
     document, checked = read_object(run, "run.json")
     version = document.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:

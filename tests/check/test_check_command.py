@@ -20,6 +20,10 @@ def ready(rate=1e-2):
 def wild():
     return ready(rate=1e6)
 
+def lost():
+    model, x, loss, optimizer = ready()
+    return model, x, lambda model, x: loss(model, x) * float("nan"), optimizer
+
 def named():
     model, x, loss, optimizer = ready()
     return {"model": model, "batch": x, "loss_fn": loss, "sites": {"layers": r"layers\\.[01]"}}
@@ -78,6 +82,16 @@ def test_a_model_that_is_not_exits_with_1(run) -> None:
 
 
 @pytest.mark.usefixtures("mine")
+def test_a_loss_that_is_nan_accuses_the_loss_alone(run) -> None:
+    code, out, _ = run("check", "mymodel:lost")
+    assert code == 1
+    assert "FAIL  not finite: " in out
+    assert "To do: look at loss_fn" in out
+    assert "not checked: evaluation repeats: the loss is nan and nan in two passes" in out
+    assert "(limit" not in "".join(line for line in out.splitlines(keepends=True) if line.startswith("ok:"))
+
+
+@pytest.mark.usefixtures("mine")
 def test_json_is_one_object(run) -> None:
     code, out, _ = run("check", "mymodel:named", "--json")
     assert code == 0
@@ -91,7 +105,7 @@ def test_json_is_one_object(run) -> None:
     ("factory", "code", "sentence"),
     [
         ("mymodel", 2, "must be PACKAGE.MODULE:FACTORY"),
-        ("mymodel:redy", 2, "has no function 'redy'; it has ready, wild"),
+        ("mymodel:redy", 2, "has no function 'redy'. Did you mean 'ready'?"),
         ("mymodel:wrong", 2, "returned int: it must return (model, batch, loss_fn)"),
         ("mymodel:foreign", 2, "returned 'epochs', which is no argument of preflight"),
         ("mymodel:failing", 4, "failed: KeyError: 'weights.pt'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stabilitylab.diagnose import Event
 from stabilitylab.diagnose.consequence import weighed
 from stabilitylab.diagnose.evidence import Evidence
 from stabilitylab.diagnose.series import JUDGED_ROWS
+from stabilitylab.schema import Row
 from stabilitylab.store import Run
 from stabilitylab.verdict import TOO_EARLY
 
@@ -144,3 +146,19 @@ def test_the_reason_is_in_the_diagnosis_and_its_json(tmp_path: Path) -> None:
     (told,) = [one for one in diagnosis.as_dict()["events"] if one["kind"] == "loss_spike"]
     assert (told["severity"], told["stands"]) == ("note", False)
     assert told["consequence"] == "the loss reached a new minimum after it"
+
+
+@pytest.mark.parametrize(("tensor", "severity"), [("layers.2.up", "warning"), ("layers.3.up", "note")])
+def test_a_write_stays_a_warning_if_it_holds_the_number_that_broke(tensor: str, severity: str, tmp_path: Path) -> None:
+    losses = [*learns(AT), *[math.nan] * 100]
+    lost = Event(
+        "non_finite", "", AT, "step", "it broke", "failure", place=Row("layers.2.up"), numbers={"kind": "parameter"}
+    )
+    write = Event("foreign_write", "", AT, "between", f"1 tensor changed: {tensor}", "warning")
+    one, _ = judged(tmp_path / "run", losses, write, lost)
+    assert one.severity == severity
+    assert one.consequence == (
+        "it holds the first number that is not finite"
+        if severity == "warning"
+        else "too early to tell after 0 rows of the loss after it: its consequence is judged from 20 rows on"
+    )

@@ -105,7 +105,9 @@ def test_json_is_one_object(mine) -> None:
         (("mine:tensor",), 2, "returned Tensor: it must return (model, batch, loss_fn)"),
         (("mine:broken",), 4, "mine:broken failed: RuntimeError: no data here"),
         (("mine:nothing",), 2, "mine has no function 'nothing'"),
+        (("mine:redy",), 2, "Did you mean 'ready'?"),
         (("mine",), 2, "must be PACKAGE.MODULE:FACTORY"),
+        ((), 2, "name a model: your function as PACKAGE.MODULE:FACTORY, or a reference model with --arch"),
         (("absent:ready",), 4, "no module 'absent' here"),
         (("mine:lbfgs",), 2, "LBFGS needs a closure"),
         (("mine:ready", "--arch", "postln"), 2, "--arch is about reference models"),
@@ -191,7 +193,7 @@ def test_a_killed_search_goes_on(mine, tmp_path: Path) -> None:
         while time.monotonic() < until and not (trials.exists() and trials.read_text().count("\n") >= 2):
             time.sleep(0.02)
         process.kill()
-    code, _, _ = mine("mine:ready", "--horizon", "60", "--seeds", "0", "--resume", "-q")
+    code, _, _ = mine("mine:ready", "--resume", "-q")  # with the horizon and the seeds that it was begun with
     assert code == 0
     whole, _, _ = mine("mine:ready", "--horizon", "60", "--seeds", "0", "-q", "--out", "whole")
     assert whole == 0

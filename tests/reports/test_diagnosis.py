@@ -170,11 +170,15 @@ def test_a_gradient_that_is_lost_is_traced_to_the_highest_place(tmp_path: Path) 
     assert heat(picture, "grad norm, decoder").finding[:, 3].tolist() == [NONFINITE, NONFINITE, 0]
 
 
-def test_where_every_gradient_is_lost_it_is_the_loss_that_breaks(tmp_path: Path) -> None:
+def test_where_every_gradient_is_lost_it_is_the_forward_pass_or_the_loss_that_breaks(tmp_path: Path) -> None:
     lost = gradients(lambda step, row: math.inf if step >= 2 else 1.0)
+    sound = inputs(lambda step, row: 9.0)
+    finding = diagnose(run(tmp_path / "loss", tables={"grad_norm": lost, "ln_input": sound})).finding
+    assert "no layer's gradient is finite from step 2 on: it is the loss that breaks, not a layer" in finding
     norms = inputs(lambda step, row: math.inf if step >= 2 and (row.stack, row.layer) >= ("encoder", 2) else 9.0)
-    finding = diagnose(run(tmp_path, tables={"grad_norm": lost, "ln_input": norms})).finding
-    assert "no layer's gradient is finite from step 2 on: it is the loss that breaks" in finding
+    finding = diagnose(run(tmp_path / "forward", tables={"grad_norm": lost, "ln_input": norms})).finding
+    assert "the loss that breaks" not in finding
+    assert "no layer's gradient is finite from step 2 on" in finding
     assert "the first norm whose input is not finite is that of layer 2 of encoder (self_attn), at step 2" in finding
 
 

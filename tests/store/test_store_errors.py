@@ -64,6 +64,14 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        new_run(tmp_path / name, 0).close()
+    with pytest.raises(InputError, match=r"is not a run directory: it holds 2 runs, such as .*one: name one") as caught:
+        Run.open(tmp_path)
+    assert one_sentence(caught.value)
+
+
 def test_a_newer_schema(run: Path) -> None:
     edit(run / "run.json", schema_version=SCHEMA_VERSION + 1)
     for reader in (Run.open, lambda path: RunWriter.resume(path, part=1)):
@@ -244,15 +252,17 @@ def test_other_things_in_the_way_stay_untouched(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match=r"cannot write .*Not a directory.*--out") as caught:
+    with pytest.raises(ResourceError, match=r"cannot write .*Not a directory.*choose another folder") as caught:
         RunWriter.create(tmp_path / "file" / "run", {})
     assert one_sentence(caught.value)
 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
+    with pytest.raises(ResourceError, match=r"cannot write .*No such file or directory.*choose another folder"):
+        RunWriter.create(Path("/proc/nothing/run"), {})
     monkeypatch.setattr(os, "mkdir", read_only)
-    with pytest.raises(ResourceError, match=r"cannot write .*Read-only file system.*--out"):
+    with pytest.raises(ResourceError, match=r"cannot write .*Read-only file system.*choose another folder"):
         RunWriter.create(tmp_path / "run", {})
 
 
