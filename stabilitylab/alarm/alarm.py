@@ -71,12 +71,13 @@ class Alert:
         if (place := self.place) is None:
             return ""
         layer = f"layer {place.layer} of {place.stack}" if place.layer and place.stack else ""
-        inside = ", ".join(filter(None, (layer, place.sublayer)))
+        part = "" if place.site.endswith(place.sublayer) else place.sublayer
+        inside = ", ".join(filter(None, (layer, part)))
         return f"{place.site} ({inside})" if place.site and inside else place.site or inside or place.stack
 
     @property
     def sentence(self) -> str:
-        """Return the alert in one line: what, since when, where, how sure, and what to do."""
+        """Return the alert in one line: what, since when, where, what to do, and how sure."""
         where = f" at {self.where}" if self.where else ""
         jumped = "" if self.rate_jump is None else f" {self.rate_jump.sentence}"
         if self.rule == NOT_FINITE:
@@ -84,8 +85,9 @@ class Alert:
         since = f" since step {self.since}" if self.since < self.step else ""
         quantity = signal_of(self.signal).title
         return (
-            f"step {self.step}: {self.title}{since}: {quantity}{where} ({self.signal} {self.value:.3g}; "
-            f"score {self.score:.3g}, threshold {self.threshold:.3g}; {self._sure}).{jumped} To do: {self.advice}."
+            f"step {self.step}: {self.title}{since}.{jumped} Most of all {quantity}{where} ({self.signal} "
+            f"{self.value:.3g}; score {self.score:.3g}, threshold {self.threshold:.3g}). To do: {self.advice}. How sure: "
+            f"{self._sure}."
         )
 
     @property

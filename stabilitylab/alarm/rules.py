@@ -65,7 +65,7 @@ class ErrorRates:
         """Return both rates in words: how many healthy runs it accused, and the share of events as an interval."""
         _, low, high = self.announced
         return (
-            f"it accused {round(self.accused[0] * self.healthy)} of {self.healthy} healthy runs, and announced "
+            f"the rule accused {round(self.accused[0] * self.healthy)} of {self.healthy} healthy runs, and announced "
             f"{100 * low:.0f} to {100 * high:.0f} % of {self.events} events (95 %; {self.corpus})"
         )
 

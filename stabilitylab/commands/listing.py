@@ -154,6 +154,8 @@ def runs(
     for row in rows:
         if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)
+    if any(row["state"] == "finished" and row["verdict"] == "-" for row in rows):
+        print("Without a verdict, since no held-out loss was judged: stabilitylab diagnose RUN.", file=sys.stderr)
 
 
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
@@ -222,7 +224,7 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
     found = load_runs(folder, broken)
     for run in track(found, "reading", console=console, disable=not console.is_terminal, transient=True):
         try:
-            rows.append(of_snapshots(_described, run))
+            rows.append({**of_snapshots(_described, run), "run": _below(folder, run.path)})
         except InputError as error:
             broken.append((run.path, str(error)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of another kind than ours
@@ -230,8 +232,14 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
         except Exception as error:  # any error of one run must not hide the others
             broken.append((run.path, f"it cannot be read ({in_words(error)})"))
     for path, sentence in broken:
-        rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
+        told = {"run": _below(folder, path), "state": "unreadable", "reason": sentence}
+        rows.append({**dict.fromkeys(DESCRIBED, "-"), **told})
     return rows
+
+
+def _below(folder: Path, run: Path) -> str:
+    """Return the path of a run below ``folder``, or its name if that is the folder itself."""
+    return str(run.relative_to(folder)) if folder in run.parents else run.name
 
 
 NOT_FINITE = "not finite"  # the verdict on a run without held-out data, which was not judged

@@ -131,9 +131,10 @@ def _show(built: Built) -> None:
     console.print(table, highlight=False, markup=False)
     of_ones_own = all(one.verdict == "not testable" for one in built.findings)
     if of_ones_own and len(built.missing) > FEW:
-        ids = ", ".join(one.id for one in built.missing)
-        console.print(f"\nSkipped, since they need other runs: {len(built.missing)} figures ({ids}).", highlight=False)
-        console.print("The page has what each of them needs, and the command.", highlight=False)
+        told = (
+            f"\n{len(built.missing)} figures need other runs, and no claim of the papers can be judged by these: the "
+        )
+        console.print(f"{told}page has what each of them needs, and the command.", highlight=False)
     elif built.missing:
         console.print("\nSkipped, since these figures need other runs:", highlight=False)
         for one in built.missing:
@@ -142,12 +143,12 @@ def _show(built: Built) -> None:
         console.print("\nFailed with an error (-v shows where):", highlight=False)
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
-    if of_ones_own:
-        console.print("\nThese runs test no claim of the papers.", highlight=False)
-    else:
+    if not of_ones_own:
         console.print(f"\n{len(built.findings)} claims:", highlight=False)
         for tally in tallies(built.findings):
             console.print(f"  {tally}", highlight=False, markup=False)
+    elif len(built.missing) <= FEW:
+        console.print("\nThese runs test no claim of the papers.", highlight=False)
     for path, sentence in built.broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     console.print(f"page: {built.page}", highlight=False, markup=False)

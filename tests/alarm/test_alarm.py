@@ -149,7 +149,7 @@ def test_scores_add_up_what_is_there() -> None:
 def test_a_rule_is_written_and_read() -> None:
     measured = ErrorRates((0.04, 0.01, 0.09), 200, (0.7, 0.6, 0.8), 96, (20, 10, 30), "models")
     assert measured.sentence == (
-        "it accused 8 of 200 healthy runs, and announced 60 to 80 % of 96 events (95 %; models)"
+        "the rule accused 8 of 200 healthy runs, and announced 60 to 80 % of 96 events (95 %; models)"
     )
     rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured, {"loss.z": 0.1})
     for own in (rule, replace(rule, measured=replace(measured, lead=None)), replace(rule, measured=None)):

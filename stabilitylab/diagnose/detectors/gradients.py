@@ -49,7 +49,7 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     mild=True,
     rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
     remedy=(
-        "Use an architecture or an initialisation for this depth: `--arch deepnorm`, `branchnorm`, `admin` or `preln`."
+        "Scale the residual branches by depth (DeepNorm, BranchNorm, Admin), or normalise before each branch (Pre-LN)."
     ),
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:

@@ -181,6 +181,7 @@ def _missing(
         "attentions": "attention modules",
         "logits": "projection onto a vocabulary",
         "routers": "routers of experts",
+        "mixings": "streams that its layers mix (hyper-connections)",
     }.get(kind, kind)
     among = f" whose name matches {pattern!r}" if pattern else ""
     near = ", ".join(sites.nearest(kind)) or "no modules at all"
