@@ -82,7 +82,7 @@ def test_the_example_of_a_broken_run_is_diagnosed_as_the_docs_show(tmp_path: Pat
     alarm = [sys.executable, "-m", "stabilitylab", "alarm", str(tmp_path / "run"), "--fail"]
     heard = subprocess.run(alarm, capture_output=True, text=True, check=False)
     assert heard.returncode == 1
-    said = "step 40: layers' numbers leave their past together. The learning rate rose 100-fold at step 40, from 0.001 to "
+    said = "step 40: layers' numbers leave their past together. The learning rate rose 100-fold at step 40, from 0.001 "
     assert heard.stdout.startswith(said)
     assert said in (EXAMPLES.parent / "docs" / "alarm.md").read_text()
 

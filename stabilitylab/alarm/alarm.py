@@ -86,8 +86,8 @@ class Alert:
         quantity = signal_of(self.signal).title
         return (
             f"step {self.step}: {self.title}{since}.{jumped} Most of all {quantity}{where} ({self.signal} "
-            f"{self.value:.3g}; score {self.score:.3g}, threshold {self.threshold:.3g}). To do: {self.advice}. How sure: "
-            f"{self._sure}."
+            f"{self.value:.3g}; score {self.score:.3g}, threshold {self.threshold:.3g}). To do: {self.advice}. How "
+            f"sure: {self._sure}."
         )
 
     @property

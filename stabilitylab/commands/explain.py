@@ -44,10 +44,10 @@ def explain(
 ) -> int:
     """Explain a trouble by experiment: replay the recorded updates, and change one thing at a time.
 
-    The declared update is replayed from a snapshot; the first bit that differs is a finding. A cause is named after an
-    intervention alone: with it the harm does not come in six of six repeats, and no benign change does the same. What
-    was recorded is not changed. Without --factory a run of watch() gets what its ledger tells. A run of several
-    processes is explained under torchrun, by as many.
+    The recorded updates are done again from a snapshot; where the first bit differs, the loop did something that it
+    did not declare: a finding. Then one suspect at a time is taken back: it is called the cause only if the harm then
+    stays away in six of six repeats, and no harmless change does the same. The run is not changed. Without --factory a
+    run of watch() gets what its ledger tells. Explain a run of several processes under torchrun, with as many.
 
     Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
     recorded or cannot be replayed.

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from ..store import Run
 
 
+KINDS = "archs, probes, figures, detectors, signals, sources, sweeps, commands"
+
+
 @command("list", rank=120)
 def list_(
     what: Annotated[
-        Literal["archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands", "presets"]
-        | None,
-        typer.Argument(help="Only these."),
+        str | None, typer.Argument(metavar="WHAT", help=f"{KINDS} or presets.", show_default="all of them")
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
     stack: Annotated[
-        Literal["encoder-decoder", "encoder", "decoder"], typer.Option(help="Kind of model for those constants.")
+        Literal["encoder-decoder", "encoder", "decoder"],
+        typer.Option(metavar="STACK", help="Of those constants: encoder-decoder, encoder or decoder."),
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -43,6 +45,8 @@ def list_(
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
+    if what not in (None, *KINDS.split(", "), "presets"):
+        raise UsageError(f"there is no list of {what!r}: give {KINDS} or presets.")
     if name is not None:
         _one(str(what), name, layers, f"{depth} layers, {stack}", as_json)
         return

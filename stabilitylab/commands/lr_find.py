@@ -60,7 +60,9 @@ def lr_find(
     d_model: Annotated[int | None, _model("--d-model", help="Width; blocks and heads go with it.")] = None,
     data: Annotated[str | None, _model(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, _model(help="As for 'probe'.")] = None,
-    stack: Annotated[Literal["encoder-decoder", "encoder", "decoder"] | None, _model(help="As for 'probe'.")] = None,
+    stack: Annotated[
+        Literal["encoder-decoder", "encoder", "decoder"] | None, _model(metavar="STACK", help="As for 'probe'.")
+    ] = None,
     model: Annotated[Literal["transformer", "gpt2", "llama"] | None, _model(help="As for 'probe'.")] = None,
     preset: Annotated[str | None, _model(help="tiny, small or base.", show_default="tiny")] = None,
     lr: Annotated[float | None, _model(help="The rate that is tried first.", show_default="by preset")] = None,

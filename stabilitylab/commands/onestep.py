@@ -23,7 +23,7 @@ def onestep(
         int | None, typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.", show_default="200")
     ] = None,
     stack: Annotated[
-        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
+        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(metavar="STACK", help="As for 'probe'.")
     ] = None,
     model: Annotated[Literal["transformer", "gpt2", "llama"] | None, typer.Option(help="As for 'probe'.")] = None,
     preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,

@@ -46,14 +46,22 @@ def probe(
     decoder_layers: Annotated[int | None, _model(help="Decoder layers, instead of --depth.")] = None,
     stack: Annotated[
         Literal["encoder-decoder", "encoder", "decoder"] | None,
-        _model(help="Translation, masked tokens or next tokens (these two on the target side's text)."),
+        _model(
+            metavar="STACK",
+            help="encoder-decoder translates, encoder predicts masked tokens, decoder the next ones (both on the text "
+            "of the target side).",
+        ),
     ] = None,
     model: Annotated[
         Literal["transformer", "gpt2", "llama"] | None,
         _model(help="Positions, activation, norm, biases of a published model; the last two: a decoder alone."),
     ] = None,
     preset: Annotated[
-        str | None, _model(help="tiny (64-128-2), small (256-1024-4) or base (512-2048-8).", show_default="tiny")
+        str | None,
+        _model(
+            help="Width, feed-forward width and heads: tiny (64, 128, 2), small (256, 1024, 4), base (512, 2048, 8).",
+            show_default="tiny",
+        ),
     ] = None,
     data: Annotated[
         str | None,

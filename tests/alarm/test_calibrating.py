@@ -86,7 +86,7 @@ def test_no_run_that_calibrated_has_an_alarm_and_any_larger_score_is_one(healthy
     rest = calibrate([run for run in healthy if run is not top], PLAIN)
     first, *_ = listen(top, Alarm(rest))
     assert first.sure == "at most 1 in 4 healthy runs of this recipe has an alarm, calibrated with 3 of them"
-    assert f"; {first.sure}). To do: " in first.sentence
+    assert f" How sure: {first.sure}." in first.sentence
     assert first.bound == 0.25
     assert all([*listen(run, Alarm(rest))] == [] for run in healthy if run is not top)
 

@@ -166,7 +166,8 @@ def test_rules_go_by_their_name(tmp_path: Path, run: Any) -> None:
     assert named
     for alert in named:
         assert alert.lacking == ("adam", "attention_heads", "logits", "outliers", "residual_norm")
-        assert "outliers, residual_norm too, which this run has not). The learning rate rose" in alert.sentence
+        assert "together. The learning rate rose" in alert.sentence
+        assert alert.sentence.endswith("outliers, residual_norm too, which this run has not.")
     _, out, _ = run("alarm", str(tmp_path / "a"), "--rules", "loud")
     assert out.splitlines() == [alert.sentence for alert in told]
     code, _, err = run("alarm", str(tmp_path / "a"), "--rules", "all")
