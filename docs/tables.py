@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Writes the tables of README.md and docs/diagnose.md from the registries and from the sources of the detectors.
+"""Writes the tables of README.md, docs/diagnose.md and docs/preflight.md from the registries and their sources.
 
     python docs/tables.py [--write]
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- end -->``. Without ``--write`` the script compares, names the
-pages that differ, and ends with 1. Whoever adds a command, a probe, an architecture or a detector runs it with
-``--write``; a plug-in of another package is not listed.
+pages that differ, and ends with 1. Whoever adds a command, a probe, an architecture, a detector or a bound
+runs it with ``--write``; a plug-in of another package is not listed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stabilitylab.arch_notes import notes
+from stabilitylab.check.bounds import BOUNDS
 from stabilitylab.commands import COMMANDS
 from stabilitylab.diagnose import DETECTORS, series
 from stabilitylab.models import ARCHS
@@ -29,7 +30,7 @@ from page_blocks import Blocks, table  # noqa: E402
 from page_blocks import main as written  # noqa: E402
 from page_blocks import renewed as with_blocks  # noqa: E402
 
-PAGES = (DOCS.parent / "README.md", DOCS / "diagnose.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "diagnose.md", DOCS / "preflight.md")
 RANKS = (
     (60, "architectures of the three papers"),
     (150, "of their tables"),
@@ -104,11 +105,18 @@ def constants(source: str) -> Iterator[tuple[str, float, str]]:
             yield found[1], float(found[2]), words[-1].lstrip("# ")
 
 
+def bounds() -> list[str]:
+    """Every bound of ``check``, with its reason."""
+    rows = [(b.name, b.statistic, f"{b.limit:g}", b.severity, b.reason) for b in BOUNDS.values()]
+    return table(("bound", "statistic", "limit", "beyond it", "because"), rows)
+
+
 TABLES: Blocks = {
     "commands": commands,
     "nouns": nouns,
     "detectors": detectors,
     "thresholds": thresholds,
+    "bounds": bounds,
 }
 
 

@@ -1,4 +1,4 @@
-"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``sweeps``, ``bounds``,
+"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``sweeps``,
 ``archs``.
 
 Docstrings are set as text, not parsed: ``||x||_2`` and ``|a|`` mean themselves. The build warns of a probe that no page
@@ -18,7 +18,6 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from stabilitylab import experiments
-from stabilitylab.check import BOUNDS
 from stabilitylab.models import ARCHS
 from stabilitylab.models.facts import facts
 from stabilitylab.probes import PROBES, Probe
@@ -117,17 +116,6 @@ class OneProbe(SphinxDirective):
         return [*(prose(text) for text in paragraphs(probe)), table(rows, (20, 80))]
 
 
-class Bounds(SphinxDirective):
-    """The bounds of ``check``, with their reasons."""
-
-    def run(self) -> list[nodes.Node]:
-        rows = [
-            [prose(b.name), prose(b.statistic), prose(f"{b.limit:g}"), prose(b.severity), prose(b.reason)]
-            for b in BOUNDS.values()
-        ]
-        return [table(rows, (16, 34, 9, 8, 33), ("bound", "statistic", "limit", "beyond it", "because"))]
-
-
 class Archs(SphinxDirective):
     """Each architecture: formula, source, remarks, what it learns besides, its constants at 100L-100L."""
 
@@ -205,7 +193,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("probe", OneProbe)
     app.add_directive("figures", Figures)
     app.add_directive("sweeps", Sweeps)
-    app.add_directive("bounds", Bounds)
     app.add_directive("archs", Archs)
     app.connect("env-check-consistency", complain)
     return {"version": "1", "parallel_read_safe": False, "env_version": 1}
