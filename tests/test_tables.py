@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/diagnose.md and docs/preflight.md are those that docs/tables.py makes of the registries."""
+"""The tables of README.md and of pages in docs are those that docs/tables.py makes of the registries."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from onestep_cases import column, real_tokens, subject_of, weights_of
-from rest_slow import rest_slow
+from rest_slow import MORE_ARCHS, rest_slow
 from torch import Tensor, nn
 
 from stabilitylab.models import ARCHS, Transformer
@@ -21,6 +21,8 @@ MATRIX = r"\w+\.\d+\.\w+\.(q|k|v|out|fc1|fc2)"
 STILL = {("rezero", "random"), ("rezero", "gradient"), ("rfixup", "gradient")}
 MEANS = ("hyper-connections", "hyper-connections-static", "mhc")  # n streams alike
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("admin", "encoder"), ("preln", "decoder")]
+STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
+MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
 SOME = [("branchnorm", "encoder-decoder"), ("resi-dual", "encoder-decoder"), ("preln", "decoder")]
 
 
@@ -73,7 +75,7 @@ def signs(subject: Subject, kind: str) -> dict[str, Tensor]:
     return inside
 
 
-@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, SOME))
+@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, SOME, MORE))
 def test_every_place_against_a_copy_with_the_other_weights(arch: str, stack: str) -> None:
     subject = subject_of(arch, stack)
     table = recorded(subject)

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from onestep_cases import column, real_tokens, subject_of, weights_of
-from rest_slow import rest_slow
+from rest_slow import MORE_ARCHS, rest_slow
 from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,6 +36,8 @@ STILL = {  # what cannot move the output at once: it stands behind a factor or a
     "rfixup": {"qk", "encoder"},
 }
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("deepnorm", "encoder"), ("preln", "decoder")]
+STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
+MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
 SOME = [("branchnorm", "encoder-decoder"), ("resi-dual", "encoder-decoder"), ("preln", "decoder")]
 
 
@@ -75,7 +77,7 @@ def groups_of(subject: Subject) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own jvp uses it; of either category
-@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, SOME))
+@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, SOME, MORE))
 def test_each_group_is_a_finite_difference_and_nearly_the_derivative(arch: str, stack: str) -> None:
     subject, lr = subject_of(arch, stack), 1e-6
     recorded = rates_of(subject)

@@ -16,8 +16,11 @@ from test_report_command import some_runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize(
+    ("number", "code", "group"),
+    [(signal.SIGTERM, 143, False), (signal.SIGINT, 130, True)],
+    ids=["by a scheduler", "by Ctrl-C"],
+)
 def test_an_interrupted_report(tmp_path: Path, number: int, code: int, group: bool) -> None:
     some_runs(tmp_path / "runs")
     out = tmp_path / "report"

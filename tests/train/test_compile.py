@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rest_slow import MORE_ARCHS, long, rest_slow
+from rest_slow import SOME_ARCHS, long, rest_slow
 from tape import Tape
 from torch._dynamo.utils import counters
 
@@ -114,7 +114,7 @@ def close(eager: Trainer, compiled: Trainer, loss: float = 1e-5, row: float = 1e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, MORE_ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, SOME_ARCHS))
 def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_for_bit(
     arch: str, tmp_path: Path
 ) -> None:
