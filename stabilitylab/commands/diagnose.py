@@ -91,8 +91,9 @@ def _show(found: Diagnosis) -> None:
         console.print(f"\n{ORDER}", highlight=False)
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
-        is_weighed = event.severity != "note" and event.strength is not None
-        strength = f" ({_times(event.strength)} its threshold)" if is_weighed else ""
+        strength = ""
+        if event.severity != "note" and event.strength is not None:
+            strength = f" ({_times(event.strength)} its threshold)"
         why = f": {event.consequence}" if event.consequence and event.consequence not in event.evidence else ""
         head = Text.assemble(
             f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
