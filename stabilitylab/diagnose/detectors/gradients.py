@@ -49,7 +49,7 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     mild=True,
     rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
     remedy=(
-        "Scale the residual branches by depth (DeepNorm, BranchNorm, Admin), or normalise before each branch (Pre-LN)."
+        "Scale the residual branches by depth, or normalise before each branch: `stabilitylab list archs` has the ways."
     ),
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
