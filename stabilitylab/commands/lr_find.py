@@ -89,9 +89,9 @@ def lr_find(
     horizon. A search costs about ten horizons of updates, and needs no more than --updates or --minutes. Ctrl-C keeps
     what is known, and --resume goes on. docs/lr-find.md has the rules; how often they are right is not measured yet.
 
-    Exit codes: 0 a best rate was found, if only to an early rung; 1 there is none (the model fails at every rate, the
-    loss is constant, or the budget ended too early); 2 usage; 4 the factory's module or the data are missing, or the
-    factory fails; 5 environment; 130 / 143 stopped by Ctrl-C / SIGTERM, after the answer so far.
+    Exit codes: 0 a best rate was found, if only for part of the horizon; 1 there is none (the model fails at every
+    rate, the loss is constant, or the budget ended too early); 2 usage; 4 the factory's module or the data are missing,
+    or the factory fails; 5 environment; 130 / 143 stopped by Ctrl-C / SIGTERM, after the answer so far.
     """
     from ..lr_find.find import check_numbers
     from ..lr_find.folder import plan_at
