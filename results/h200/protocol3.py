@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ from stabilitylab.experiments import protocol
 
 LAYERS = protocol.LAYERS[-1]
 WORKERS = 3  # runs of an arm at a time
+ASKS = "import torch; torch.zeros(1, device='cuda').add_(1).item()"
 FOLDER, RUNS = Path("tiny"), Path("tiny-runs")
 CARRIED = ("rungs.csv", "rungs-choice.csv", "rungs-notes.md")
 SCRIPT = ROOT / "results" / "tiny" / "make.py"
@@ -68,6 +69,14 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
     return Progress("complete" if len(done) == len(protocol.SEARCHED_ARMS) else "partial", said)
 
 
+def ended_well(command: Sequence[str]) -> bool:
+    """Run a command that takes seconds; False if it failed, or did not end within a minute."""
+    try:
+        return subprocess.run(command, check=False, stdin=subprocess.DEVNULL, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
 @contextmanager
 def side_by_side(log: Log, python: str) -> Iterator[None]:
     """Run CUDA's multi-process service meanwhile, by which kernels of several processes share the GPU's processors.
@@ -81,9 +90,7 @@ def side_by_side(log: Log, python: str) -> Iterator[None]:
         for each in own.values():
             Path(each).mkdir(parents=True, exist_ok=True)
         os.environ.update(own)
-        started = subprocess.run([control, "-d"], check=False, stdin=subprocess.DEVNULL).returncode == 0
-        asks = "import torch; torch.zeros(1, device='cuda').add_(1).item()"
-        works = started and subprocess.run([python, "-c", asks], check=False, timeout=60).returncode == 0
+        works = ended_well([control, "-d"]) and ended_well([python, "-c", ASKS])
     if not works:
         for name in own:
             os.environ.pop(name, None)
