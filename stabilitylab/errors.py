@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 __all__ = ["DamagedError", "DivergedError", "InputError", "ResourceError", "StabilityLabError", "UsageError"]
@@ -18,6 +19,12 @@ def bounded(sentence: str, most: int = 1500) -> str:
     """Return one line, without its middle if it is too long."""
     line = " ".join(sentence.split())
     return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'ready'?" with the known name that is spelled nearly so; "" if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

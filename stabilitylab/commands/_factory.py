@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +9,7 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, StabilityLabError, UsageError
+from ..errors import InputError, StabilityLabError, UsageError, meant
 
 # keys that a function may return for lr-find, and those that lr-find leaves out, since they are preflight's
 OF_LR_FIND = (
@@ -81,7 +80,6 @@ def named(factory: str, command: str) -> Callable[[], Any]:
     function = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if isfunction(value) and value.__module__ == name]
-        close = difflib.get_close_matches(attribute, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else f" It has {', '.join(known) or 'none'}."
+        hint = meant(attribute, known) or f" It has {', '.join(known) or 'none'}."
         raise UsageError(f"{name} has no function {attribute!r}.{hint}")
     return function

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ..store import Run
 
 
-KINDS = "archs, probes, figures, detectors, signals, sources, sweeps, commands"
+KINDS = "archs, probes, figures, detectors, signals, sources, sweeps, commands, presets"  # keys of catalogue()
 
 
 @command("list", rank=120)
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help=f"{KINDS} or presets.", show_default="all of them")
+        str | None, typer.Argument(metavar="WHAT", help=f"One of {KINDS}.", show_default="all of them")
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
@@ -45,12 +45,13 @@ def list_(
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
-    if what not in (None, *KINDS.split(", "), "presets"):
-        raise UsageError(f"there is no list of {what!r}: give {KINDS} or presets.")
     if name is not None:
         _one(str(what), name, layers, f"{depth} layers, {stack}", as_json)
         return
-    listing = {kind: entries for kind, entries in catalogue(*layers).items() if what in (None, kind)}
+    known = catalogue(*layers)
+    if what not in (None, *known):
+        raise UsageError(f"there is no list of {what!r}: give one of {', '.join(known)}.")
+    listing = {kind: entries for kind, entries in known.items() if what in (None, kind)}
     origins = {
         kind: {name: registry.origin(name) for name in registry} for kind, registry in registries(listing).items()
     }

@@ -21,6 +21,7 @@ was written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -90,7 +91,7 @@ def _broke_in(event: Event, lost: Event) -> bool:
     """True if the event wrote the tensor in which the first number that is not finite was found."""
     if event.kind != WRITE or event.step != lost.step or lost.numbers.get("kind") != "parameter" or lost.place is None:
         return False
-    return lost.place.site in event.evidence
+    return re.search(rf"(?<![\w.]){re.escape(lost.place.site)}(?!\w|\.\w)", event.evidence) is not None
 
 
 def _of_the_edge(event: Event, rose: bool) -> Event:

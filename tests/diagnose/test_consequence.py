@@ -148,7 +148,9 @@ def test_the_reason_is_in_the_diagnosis_and_its_json(tmp_path: Path) -> None:
     assert told["consequence"] == "the loss reached a new minimum after it"
 
 
-@pytest.mark.parametrize(("tensor", "severity"), [("layers.2.up", "warning"), ("layers.3.up", "note")])
+@pytest.mark.parametrize(
+    ("tensor", "severity"), [("layers.2.up", "warning"), ("layers.3.up", "note"), ("layers.2.up_proj", "note")]
+)
 def test_a_write_stays_a_warning_if_it_holds_the_number_that_broke(tensor: str, severity: str, tmp_path: Path) -> None:
     losses = [*learns(AT), *[math.nan] * 100]
     lost = Event(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from torch import nn
 
-from ...errors import UsageError
+from ...errors import UsageError, meant
 from ...schema import Row
 from ..base import PROBES, CurvatureProbe, ParameterProbe, Probe
 from ..parameters.pieces import Parameters
@@ -89,8 +88,7 @@ def split_sites(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], 
     own = {key: pattern for key, pattern in sites.items() if key in KINDS}
     known = [*KINDS, *PROBES]
     if unknown := [key for key in sites if key not in known]:
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = meant(unknown[0], known)
         raise UsageError(f"sites: {unknown[0]!r} is neither a kind ({', '.join(KINDS)}) nor a probe.{hint}")
     return own, {key: pattern for key, pattern in sites.items() if key not in KINDS}
 
