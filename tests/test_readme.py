@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from default_runs import assert_nothing_is_wrong
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -81,11 +83,11 @@ def test_every_command_is_one_that_this_file_runs() -> None:
 
 
 @pytest.mark.slow
-def test_the_probe_of_200_layers_runs(tmp_path: Path) -> None:
-    """A few updates of it."""
-    shown = ran(PROBE, "--steps", "2", "--quiet", cwd=tmp_path)
-    assert "runs/branchnorm-200-s0" in shown
-    assert (tmp_path / "runs" / "branchnorm-200-s0" / "run.json").exists()
+@pytest.mark.timeout(1800)
+def test_the_probe_of_200_layers_runs_and_nothing_is_wrong_with_it(tmp_path: Path) -> None:
+    shown = ran(PROBE, "--quiet", cwd=tmp_path)
+    assert shown == "runs/branchnorm-200-s0\n"
+    assert_nothing_is_wrong(json.loads(ran("stabilitylab diagnose runs/branchnorm-200-s0", "--json", cwd=tmp_path)))
 
 
 @pytest.mark.slow

@@ -207,6 +207,7 @@ def test_runs_are_paired_by_seed_and_differ_in_their_arm_alone(study, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_a_tiny_study_is_searched_judged_and_resumed(study, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"word{n % 7} word{(3 * n) % 7} word{(n * n) % 7} end" for n in range(900)))
