@@ -27,6 +27,7 @@ ORDER = (
         "environment",
         "histograms",
         "printable",
+        "silence",
         "stopping",
         "tapping",
         "verdict",

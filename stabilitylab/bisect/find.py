@@ -89,7 +89,8 @@ def of_sides(
         raise UsageError(f"controls = {controls}: at least one control is needed.")
     check_limit(limit)
     second: Fingerprint = do(look, b, labels[1], seed)
-    first: FirstSide = do(first_side, a, labels[0], seed, coarser_ulp(second), controls, feed)
+    ulps = coarser_ulp(second), coarser_ulp(second, phase="gradients")
+    first: FirstSide = do(first_side, a, labels[0], seed, *ulps, controls, feed)
     pairs = matched(first.print_, second, maps)
     ulp = coarser_ulp(first.print_, second)
     told = f"{labels[0]} with its roundings drawn anew at {ulp:.2g} relative, {controls} times"

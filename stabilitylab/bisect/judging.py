@@ -216,6 +216,6 @@ def first_over(places: Sequence[PlaceGap], limit: float) -> PlaceGap | None:
     return next((place for place in places if place.is_over(limit)), None)
 
 
-def coarser_ulp(*prints: Fingerprint) -> float:
-    """Return the spacing at 1 of the coarsest dtype in the forward pass."""
-    return max((p.ulp for one in prints for p in one.passes.get("forward", {}).values()), default=0.0)
+def coarser_ulp(*prints: Fingerprint, phase: str = "forward") -> float:
+    """Return the spacing at 1 of the coarsest dtype in a pass."""
+    return max((p.ulp for one in prints for p in one.passes.get(phase, {}).values()), default=0.0)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
 from ..schema import Cells, Table
+from ..silence import silenced
 from .prints import Fingerprint, of_tables
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -74,9 +75,10 @@ def fingerprint_of(
     with comparable(model, seed):
         watcher = Watcher(model, row, probes="fingerprint", every=1, reference=None, mask=mask, strict=True)
         try:
-            loss_of(model, batch, loss_fn).backward()
-            watcher.step()
-            watcher.flush()
+            with silenced("stabilitylab.unreached"):  # missing on both sides, or in only_a, only_b
+                loss_of(model, batch, loss_fn).backward()
+                watcher.step()
+                watcher.flush()
         finally:
             watcher.close()
     device = str(next(model.parameters()).device)

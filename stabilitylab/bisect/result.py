@@ -67,6 +67,9 @@ class Bisection:
         known = [place for place in (self.fed or self.places) if place.judged]
         return max(known, key=lambda place: place.factor, default=None)
 
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
     def sentences(self) -> list[str]:
         """Return the result in sentences: the result, the evidence, then advice."""
         return [self._result(), *self._evidence(), *self.notes, *self._advice()]

@@ -55,18 +55,20 @@ def look(side: Side, label: str, seed: int) -> Fingerprint:
     return _print_of(_made(side, seed), label, seed)
 
 
-def first_side(side: Side, label: str, seed: int, ulp: float, count: int, feed: bool) -> FirstSide:
-    """Return all that the first model gives; ``count`` controls round anew by the dtype of this ``ulp``, the coarser of
-    both sides (of the first if it is coarser)."""
+def first_side(side: Side, label: str, seed: int, ulp: float, sums_ulp: float, count: int, feed: bool) -> FirstSide:
+    """Return all that the first model gives. ``count`` controls round anew by the dtypes of the second model, or of the
+    first where they are coarser: ``ulp`` is the coarsest of the forward pass, ``sums_ulp`` that of the gradients of
+    parameters."""
     subject = _made(side, seed)
     model, batch, loss_fn = subject.model, subject.batch, subject.loss_fn
     own = _print_of(subject, label, seed)
     places = list(own.passes["forward"])
     ulp = max(ulp, coarser_ulp(own))
+    sums_ulp = max(sums_ulp, coarser_ulp(own, phase="gradients"))
     values = values_of(model, batch, loss_fn, places, seed) if feed else Values()
     controls, fed = [], []
     for number in range(count):
-        with redrawn(model, ulp, seed + 1 + number):
+        with redrawn(model, ulp, seed + 1 + number, sums_ulp):
             controls.append(_print_of(subject, f"control {number + 1}", seed))
             if feed:
                 fed.append(forced(model, batch, loss_fn, dict(zip(places, places, strict=True)), values, seed))

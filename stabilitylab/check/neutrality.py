@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from torch import nn
 from ..api import watch
 from ..errors import InputError, StabilityLabError, UsageError, listed
 from ..probes import random_states_kept
+from ..silence import silenced
 from .fingerprint import Print, fingerprint, kinds
 from .updates import Steps, optimizers_of, stepping
 
@@ -179,7 +178,7 @@ def _watched(make: Make, updates: int, seed: int, watching: Mapping[str, Any]) -
     options: dict[str, Any] = {"every": 1, "update_every": 1, "curvature_every": 1} | options | dict(watching)
     options.setdefault("optimizer", optimizers_of(update, model) or None)
     course = _Course()
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, silenced():
         watcher = watch(model, out=Path(folder) / "run", **options)
         try:
             with watcher, stepping(update, Steps(watcher), course.optimizers) as once:
@@ -260,15 +259,3 @@ def _plural(word: str, number: int) -> str:
     if word.startswith("entry"):
         return word.replace("entry", "entries", 1)
     return f"{word}es" if word.endswith("s") else f"{word}s"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the log of the watched run: its result holds everything that the user needs."""
-    log = logging.getLogger("stabilitylab")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

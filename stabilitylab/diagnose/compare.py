@@ -72,6 +72,9 @@ class Comparison:
     only: Mapping[str, Mapping[str, Any]]  # "a" | "b" -> what only that run has
     sketched: Bisection | None = None
 
+    def __str__(self) -> str:
+        return self.paragraph
+
     @property
     def paragraph(self) -> str:
         tolerance = "bit for bit" if not (self.rtol or self.atol) else f"within rtol {self.rtol:g}, atol {self.atol:g}"

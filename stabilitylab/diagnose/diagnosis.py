@@ -67,6 +67,9 @@ class Diagnosis:
     audit: tuple[str, ...] = ()
     replayable: bool = False
 
+    def __str__(self) -> str:
+        return self.paragraph
+
     @property
     def verdict(self) -> Verdict:
         severities = {event.severity for event in self.events}

@@ -12,6 +12,7 @@ import torch
 from planted import (
     FAULTS,
     GPT,
+    VOCAB,
     after,
     faulty,
     ids,
@@ -26,7 +27,8 @@ from rest_slow import rest_slow
 from torch import Tensor, nn
 
 import stabilitylab as sl
-from stabilitylab.bisect import Bisection
+from stabilitylab.bisect import Bisection, redrawn
+from stabilitylab.bisect.rounding import RUNNING_SUM
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.reports.bisection import write
 from stabilitylab.reports.measures.bisection import error_panels
@@ -79,9 +81,65 @@ def test_clean_pairs_are_not_flagged(seed: int) -> None:
         assert 0.1 < largest.factor < 2.5, "the control is of the size of the rounding"
     same = sl.bisect(model, copy.deepcopy(model), ids(seed), loss_of)
     assert same.verdict == "identical"
-    assert same.sentences() == [
-        f"No difference: the second model and the first model agree bit for bit at all {len(same.places)} places."
-    ]
+    agree = f"No difference: the second model and the first model agree bit for bit at all {len(same.places)} places."
+    assert str(same) == agree
+
+
+@pytest.mark.parametrize("sentences", rest_slow([64, 1024], {64}))
+def test_sums_over_many_tokens_are_no_fault_of_a_model_in_bfloat16(
+    sentences: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CPU kernels of PyTorch add up the gradients of norms and embeddings in bfloat16."""
+    model = GPT(2)
+    many = torch.randint(VOCAB, (sentences, 12), generator=torch.Generator().manual_seed(3))
+    found = sl.bisect(model, copy.deepcopy(model).to(torch.bfloat16), many, loss_of)
+    over = [(place.phase, place.name, place.factor) for place in (*found.places, *found.fed) if place.is_over(3.0)]
+    assert (found.verdict, over) == ("rounding", [])
+    wrong = copy.deepcopy(model).to(torch.bfloat16)
+    wrong.ln_f.bias.register_hook(lambda gradient: 1.5 * gradient)
+    found = sl.bisect(model, wrong, many, loss_of)
+    assert (found.verdict, found.where) == ("different", "ln_f")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("terms", [512, 4096])
+def test_the_error_of_a_running_sum(terms: int) -> None:
+    """Of numbers of random signs, added one after the other in bfloat16."""
+    numbers = torch.randn(terms, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    sums = torch.zeros(1000, dtype=torch.bfloat16)
+    for row in numbers:
+        sums += row
+    exact = numbers.double().sum(0)
+    error = (sums.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert error.item() == pytest.approx(RUNNING_SUM * torch.finfo(torch.bfloat16).eps * terms**0.5, rel=0.15)
+
+
+def test_redrawn_sums_move_the_gradients_of_vectors_and_embeddings_by_their_terms() -> None:
+    """The counts are those of the tokens; a matrix of a linear layer is no such sum."""
+    torch.manual_seed(0)
+    embedding, norm, linear = nn.Embedding(2, 4000), nn.LayerNorm(4000), nn.Linear(4000, 3)
+    model = nn.Sequential(embedding, norm, linear)
+    tokens = torch.tensor([0] * 100 + [1] * 25)
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        model(tokens).square().sum().backward()
+        return {name: own.grad.double() for name, own in model.named_parameters() if own.grad is not None}
+
+    plain = gradients()
+    with redrawn(model, 0.0, seed=1, sums_ulp=2**-7):
+        moved = gradients()
+
+    def moves(name: str, row: int | None = None) -> float:
+        own, other = (g[name] if row is None else g[name][row] for g in (plain, moved))
+        return ((other - own).norm() / own.norm()).item()
+
+    one = RUNNING_SUM * 2**-7
+    assert moves("1.weight") == pytest.approx(one * 125**0.5, rel=0.05)
+    assert moves("1.bias") == pytest.approx(one * 125**0.5, rel=0.05)
+    assert [moves("0.weight", row) for row in (0, 1)] == pytest.approx([one * 10, one * 5], rel=0.05)
+    assert moves("2.weight") == 0
+    assert all(torch.equal(gradients()[name], plain[name]) for name in plain), "the hooks are gone"
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_equal_runs_are_identical_through_their_last_common_step(tmp_path: Path)
     found = compared(*pair(tmp_path, lambda t, row: 1.0))
     assert found.first is None
     assert found.identical_through == found.last_common == 19
-    assert "identical bit for bit through step 19" in found.paragraph
+    assert "identical bit for bit through step 19" in str(found)
     assert set(found.growth.values()) == {None}
 
 

@@ -136,7 +136,7 @@ def test_a_vanishing_gradient_of_a_run_that_learns_is_a_note(tmp_path: Path) -> 
     table = Made(layer_rows(20), ("value",), lambda t: values, STEPS)
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"grad_norm": table}))
     assert (only(diagnosis, "vanishing_gradient").severity, diagnosis.verdict) == ("note", "healthy")
-    assert "Note: the gradient of layer 1" in diagnosis.paragraph
+    assert "Note: the gradient of layer 1" in str(diagnosis)
 
 
 def test_a_gradient_that_grows_downwards_is_an_exploding_one(tmp_path: Path) -> None:
