@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ..errors import UsageError
+from ..errors import UsageError, meant
 from .bounds import not_checked
 from .result import Check
 
@@ -21,11 +20,8 @@ class Answers:
     def __init__(self, names: Sequence[str], skip: Collection[str]) -> None:
         for name in skip:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                raise UsageError(
-                    f"skip names {name!r}, which is no question{f': did you mean {near[0]!r}' if near else ''}? "
-                    f"There are {', '.join(names)}."
-                )
+                hint = meant(name, names)
+                raise UsageError(f"skip names {name!r}, which is no question.{hint} There are {', '.join(names)}.")
         self._names, self.skip = names, frozenset(skip)
         self._found: dict[str, Check] = {}
 

@@ -352,7 +352,7 @@ def test_skip_leaves_checks_out_and_refuses_unknown_names() -> None:
     result = preflight(model, next_tokens(), cross_entropy, skip=["future leak"])
     assert result.ok
     assert check(result, "future leak").measured == "skip= leaves it out"
-    with pytest.raises(UsageError, match=r"'future leek', which is no question: did you mean 'future leak'\?"):
+    with pytest.raises(UsageError, match=r"'future leek', which is no question\. Did you mean 'future leak'\?"):
         preflight(model, next_tokens(), cross_entropy, skip=["future leek"])
 
 

@@ -66,7 +66,7 @@ def test_one_process_is_told_so() -> None:
 
 
 def test_a_name_to_skip_must_be_a_question() -> None:
-    with pytest.raises(UsageError, match=r"'replica', which is no question: did you mean 'replicas'\?"):
+    with pytest.raises(UsageError, match=r"'replica', which is no question\. Did you mean 'replicas'\?"):
         sl.check_ranks(nn.Linear(2, 2), torch.ones(1, 2), lambda model, x: model(x).sum(), skip=["replica"])
 
 
