@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the tables of README.md, docs/diagnose.md and docs/preflight.md from the registries and their sources.
+"""Writes the tables of README.md, docs/detectors.md and docs/preflight.md from the registries and their sources.
 
     python docs/tables.py [--write]
 
@@ -30,7 +30,7 @@ from page_blocks import Blocks, table  # noqa: E402
 from page_blocks import main as written  # noqa: E402
 from page_blocks import renewed as with_blocks  # noqa: E402
 
-PAGES = (DOCS.parent / "README.md", DOCS / "diagnose.md", DOCS / "preflight.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "detectors.md", DOCS / "preflight.md")
 RANKS = (
     (60, "architectures of the three papers"),
     (150, "of their tables"),

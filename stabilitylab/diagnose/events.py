@@ -146,7 +146,7 @@ class Detector:
     - ``mild``: its events are notes in a run whose loss was judged and which learns.
     - ``names_cause``: its events say what was done, or what is set wrong; all others are signs of a cause.
     - ``rule``: the quantity and the rule that decides, with the names of its thresholds; ``remedy``: the advice. The
-      table of docs/diagnose.md is made of both.
+      table of docs/detectors.md is made of both.
     """
 
     kind: str

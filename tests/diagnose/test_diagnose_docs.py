@@ -1,4 +1,4 @@
-"""docs/diagnose.md gives every threshold with the value that decides."""
+"""docs/detectors.md gives every threshold with the value that decides, docs/compare.md the levels of compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from stabilitylab.diagnose import series
 from stabilitylab.diagnose.compare import LEVELS
 from stabilitylab.diagnose.diagnosis import DETECTORS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "detectors.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_thresholds_is_that_of_the_code() -> None:
@@ -32,4 +33,5 @@ def test_every_kind_of_event_has_its_line() -> None:
 
 def test_the_levels_of_compare_are_those_of_the_page() -> None:
     *first, last = (f"{100 * level:g}" for level in LEVELS)
-    assert f"{', '.join(first)} and {last} %" in PAGE.replace("\n", " ")
+    page = (DOCS / "compare.md").read_text(encoding="utf-8")
+    assert f"{', '.join(first)} and {last} %" in page.replace("\n", " ")

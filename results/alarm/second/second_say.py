@@ -24,7 +24,7 @@ from second_rules import COMBINATION, CONTROLS, UNION
 from second_score import LEAD, LOUD
 
 ROOT = HERE.parents[2]
-PAGES = tuple(ROOT / name for name in ("docs/alarm.md", "docs/diagnose.md", "results/alarm/second/README.md"))
+PAGES = tuple(ROOT / name for name in ("docs/alarm.md", "docs/detectors.md", "results/alarm/second/README.md"))
 NAMES = {UNION: "default (.03, with diagnose)", LOUD: "loud (.2)", "0.03": "alone at .03"}
 OTHERS = 6  # signals and rules of others that are shown, the best of them at the loud threshold
 Line = Mapping[str, str]

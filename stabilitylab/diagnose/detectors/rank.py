@@ -15,7 +15,7 @@ from ..series import PERSIST, lasting, times, until
 # The gradient norm of queries and keys beside that of the rest of the same attention, its values and output above all.
 # Where all keys are alike the softmax's Jacobian meets equal numbers and gives exactly 0 (Noci et al. 2022, 2206.03126,
 # on rank collapse at initialisation); what is left is rounding. Set when 54 runs of results/tiny had been seen:
-# attention that works has .01 to 1 there, attention whose tokens are alike 1e-7 and less (docs/diagnose.md).
+# attention that works has .01 to 1 there, attention whose tokens are alike 1e-7 and less (docs/detectors.md).
 NOTHING_TO_CHOOSE = 1e-4  # gradient of queries and keys over that of the rest of the attention
 # Eight such phases passed within 510 updates (results/tiny/collapse.csv), one within 1,700:
 # `probe --arch branchnorm --depth 8 --seed 2 --steps 2000` with train.lr=2e-3, data.sentences=8, data.held_out=8. Until
