@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def silenced(logger: str = "stabilitylab") -> Iterator[None]:
-    """Let only errors of a logger pass inside this context."""
-    log = logging.getLogger(logger)
+def silenced() -> Iterator[None]:
+    """Let only errors of the package's log pass inside this context."""
+    log = logging.getLogger("stabilitylab")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

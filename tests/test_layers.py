@@ -64,7 +64,9 @@ INSIDE = {
     ),
     "bisect": (
         ("bisect.prints", "bisect.rounding"),
-        ("bisect.differences", "bisect.matching", "bisect.model_pass"),
+        ("bisect.differences", "bisect.model_pass"),
+        ("bisect.structure",),
+        ("bisect.matching",),
         ("bisect.judging", "bisect.forcing"),
         ("bisect.result", "bisect.sides"),
         ("bisect.stored",),

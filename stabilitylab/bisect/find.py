@@ -100,10 +100,8 @@ def of_sides(
         forward = {place.name: place.other for place in places if place.phase == "forward"}
         errors: Mapping[str, float] = do(fed_side, b, seed, forward, first.values)
         fed = _fed(places, errors, first.fed, ulp)
-    notes = []
-    if first.print_.facts.get("batch") != second.facts.get("batch"):
-        notes.append("The two sides have different batches, or one batch in two layouts.")
-    return answer(labels, 0, pairs, places, fed, limit, told, notes)
+    found = answer(labels, 0, pairs, places, fed, limit, told, ())
+    return replace(found, other_batch=first.print_.facts.get("batch") != second.facts.get("batch"))
 
 
 def _fed(

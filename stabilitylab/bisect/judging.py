@@ -10,7 +10,7 @@ import numpy as np
 
 from .differences import Gap, gap
 from .matching import Matched, Pair
-from .prints import Fingerprint
+from .prints import Fingerprint, module_of
 
 LIMIT = 3.0  # times the control, from which on an added error is no rounding
 ONE_ROUNDING = 0.29  # root mean square of a rounding to nearest, in units in the last place: 1 / sqrt(12)
@@ -25,7 +25,8 @@ class PlaceGap:
     ``error``: the relative difference, with the ``standard_error`` of its estimate. ``control``: the relative
     difference in the control. ``inherited``: the part of the error that comes from the input of the module. ``added``:
     sqrt(max(0, error^2 - inherited^2)). ``factor``: ``added`` / ``control``. ``judged``: False if the two sides cannot
-    be compared here. ``name`` and ``other``: the place's name in the first and in the second side.
+    be compared here, or if the value is nothing but rounding (a control of 1 or more). ``name`` and ``other``: the
+    place's name in the first and in the second side.
     """
 
     phase: str
@@ -61,15 +62,16 @@ class PlaceGap:
         return self.module.rpartition(".")[0] if self.enters else self.module
 
     @property
+    def blamed_there(self) -> str:
+        """The same module by its name in the second side."""
+        module = module_of(self.other)
+        return module.rpartition(".")[0] if self.enters else module
+
+    @property
     def enters(self) -> bool:
         """True if the place is where data enter a module in this pass, so that an error here arose outside of the
         module."""
         return self.name.endswith(":out" if self.phase == "backward" else ":in")
-
-
-def module_of(name: str) -> str:
-    """Return the module of a place or of a parameter."""
-    return name.rpartition(":")[0] if name.endswith((":in", ":out")) else name.rpartition(".")[0]
 
 
 def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[PlaceGap, ...]:
@@ -151,7 +153,7 @@ def _in_order(
             is_other = phase == "backward" and pair.a.name in elsewhere
             place = PlaceGap(
                 phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
-                seen.error, control, 0.0, seen.relative, judged=not (is_noise or is_other),
+                seen.error, control, 0.0, seen.relative, judged=not (is_noise or is_other or control >= 1),
             )  # fmt: skip
             found.append(place)
     return found

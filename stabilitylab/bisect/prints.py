@@ -46,6 +46,11 @@ class PlacePrint:
 Places = Mapping[str, PlacePrint]
 
 
+def module_of(name: str) -> str:
+    """Return the module of a place or of a parameter."""
+    return name.rpartition(":")[0] if name.endswith((":in", ":out")) else name.rpartition(".")[0]
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """The places of one row by pass and name, each pass in the order of the data. ``label`` names the run or model."""

@@ -33,6 +33,7 @@ class Bisection:
       ``confirmed`` is True. ``suspected``: the first such place by the sums alone.
     - ``control``: a description of the control.
     - ``only_a``, ``only_b``: the places that only one side has, by pass.
+    - ``other_batch``: True if the batches of the two models differ bit for bit.
     - ``notes``: further sentences.
     """
 
@@ -51,6 +52,7 @@ class Bisection:
     only_a: Mapping[str, Sequence[str]] = field(default_factory=dict)
     only_b: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_batch: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -63,16 +65,22 @@ class Bisection:
 
     @property
     def largest(self) -> PlaceGap | None:
-        """The place with the largest added error over its control."""
-        known = [place for place in (self.fed or self.places) if place.judged]
-        return max(known, key=lambda place: place.factor, default=None)
+        """The place with the largest added error over its control, of the fed ones if they have any; None if no place
+        has an error that counts."""
+        for places in (self.fed, self.places):
+            if known := [place for place in places if place.judged and place.factor]:
+                return max(known, key=lambda place: place.factor)
+        return None
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())
 
     def sentences(self) -> list[str]:
         """Return the result in sentences: the result, the evidence, then advice."""
-        return [self._result(), *self._evidence(), *self.notes, *self._advice()]
+        return [self._result(), *self._doubts(), *self._evidence(), *self.notes, *self._advice()]
+
+    def _doubts(self) -> list[str]:
+        return ["The two sides have different batches, or one batch in two layouts."] if self.other_batch else []
 
     def _result(self) -> str:
         pair = f"{self.b} and {self.a}"
@@ -85,7 +93,9 @@ class Bisection:
             name = self.first.name
             return f"A difference in what is computed: parameter {name} differs before anything is computed."
         kind = "confirmed" if self.confirmed else "suspected"
-        return f"A difference in what is computed enters in {self.where} ({SUSPECTS[self.first.phase]}, {kind})."
+        there = self.first.blamed_there
+        also = f"in {self.b} {there}, " if there and there != self.first.blamed else ""
+        return f"A difference in what is computed enters in {self.where} ({also}{SUSPECTS[self.first.phase]}, {kind})."
 
     def _evidence(self) -> list[str]:
         one = self.first or self.largest
@@ -102,6 +112,8 @@ class Bisection:
         found = [
             f"{what} differs by {percent(one.error)}; the control there is "
             f"{percent(one.control)}, and the added error is {times(one.factor)} the control."
+            if math.isfinite(one.error)
+            else f"{what} has a number that is not finite on one side, or exists on one side alone."
         ]
         if self.verdict == "rounding":
             found[0] = "Largest: " + found[0]
@@ -118,6 +130,8 @@ class Bisection:
         assert self.first is not None
         if self.first.phase == "weights":
             return ["Give both the same parameters, then compare again."]
+        if self.other_batch:
+            return ["Unless it is one batch in two layouts, give both the same batch, then compare again."]
         if self.confirmed:
             return [f"Read the code of {self.where} in both."]
         if self.first.phase == "forward":
@@ -142,6 +156,7 @@ class Bisection:
             "paired_by": self.by,
             "only_a": {phase: list(names) for phase, names in self.only_a.items()},
             "only_b": {phase: list(names) for phase, names in self.only_b.items()},
+            "other_batch": self.other_batch,
             "notes": list(self.notes),
             "places": [row(place) for place in self.places],
             "fed": [row(place) for place in self.fed],
@@ -153,8 +168,10 @@ def side(place: PlaceGap) -> str:
 
 
 def percent(relative: float) -> str:
-    """Return a relative error in words: 1.2 %, 0.0031 %, 3e-06 %."""
-    return f"{100 * relative:.2g} %" if math.isfinite(relative) else "more than all"
+    """Return a relative error in words: 150 %, 1.2 %, 0.0031 %, 3e-06 %."""
+    if not math.isfinite(relative):
+        return "more than all"
+    return f"{100 * relative:,.0f} %" if relative >= 0.995 else f"{100 * relative:.2g} %"
 
 
 def times(factor: float) -> str:

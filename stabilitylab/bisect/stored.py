@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..store import Run
+from .differences import gap
 from .judging import LIMIT, PlaceGap, first_over, judged
 from .matching import Matched, matched
 from .prints import Fingerprint, load, of_run, steps_of
@@ -35,7 +36,10 @@ def answer(
         later = [place for place in places if place.phase not in ("forward", "backward", "gradients")]
         first = first_over(later, limit)
     if pairs.by == "structure":
-        more.append("Some names differ: places were paired by their layer and the order of their calls.")
+        more.append(
+            "Some names differ: modules were paired by equal parameters, other places by equal values or by order."
+        )
+    more += [f"--map {text!r} matches no name of {labels[1]}." for text in pairs.useless]
     more += filter(None, (unmatched(pairs.only_a, labels[0]), unmatched(pairs.only_b, labels[1])))
     same = not any(place.error for place in (*places, *fed))
     verdict = "different" if first is not None else "identical" if same else "rounding"
@@ -90,6 +94,8 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
     notes = []
     if not controls and any(place.error for place in places):
         notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
+    if controls and not any(gap(pair.a, pair.b).relative for each in controls for pair in each.pairs):
+        notes.append("The control repeats the first bit for bit, so that only the rounding of the dtype stands for it.")
     if at:
         notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
     return answer((prints[0].label, prints[1].label), at, pairs, places, (), limit, told, notes)

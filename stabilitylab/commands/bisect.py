@@ -125,9 +125,20 @@ def show(console: Console, found: Bisection, every: bool) -> None:
         console.print(sentence, highlight=False, markup=False, width=min(console.width, 140))
     if found.verdict == "identical":
         return
+    shown = [(place, "fed") for place in _chosen(found, found.fed, every)]
+    phases = list(dict.fromkeys(place.phase for place in found.places))
+    if found.first is not None and not every:  # what comes after the first difference depends on it
+        phases = phases[: phases.index(found.first.phase) + 1]
+    for phase in phases:
+        of_phase = [place for place in found.places if place.phase == phase]
+        shown += [(place, phase) for place in _chosen(found, of_phase, every)]
+    if not shown:
+        return
+    has_others = any(place.other != place.name for place, _ in shown)
     columns = [
         Field("pass", need=9),
         Field("place"),
+        *([Field("in the second", need=4)] if has_others else []),
         Field("error", right=True, need=10),
         Field("inherited", right=True, need=5),
         Field("added", right=True, need=6),
@@ -135,16 +146,8 @@ def show(console: Console, found: Bisection, every: bool) -> None:
         Field("added / control", right=True, need=11),
         Field("", need=8),
     ]
-    rows = [_row(found, place, "fed") for place in _chosen(found, found.fed, every)]
-    phases = list(dict.fromkeys(place.phase for place in found.places))
-    if found.first is not None and not every:  # what comes after the first difference depends on it
-        phases = phases[: phases.index(found.first.phase) + 1]
-    for phase in phases:
-        of_phase = [place for place in found.places if place.phase == phase]
-        rows += [_row(found, place, phase) for place in _chosen(found, of_phase, every)]
-    if rows:
-        console.print()
-        print_table(console, columns, rows)
+    console.print()
+    print_table(console, columns, [_row(found, place, phase, has_others) for place, phase in shown])
 
 
 def _chosen(found: Bisection, places: Sequence[PlaceGap], every: bool) -> Sequence[PlaceGap]:
@@ -159,7 +162,7 @@ def _chosen(found: Bisection, places: Sequence[PlaceGap], every: bool) -> Sequen
     return [place for place in largest if place.error]
 
 
-def _row(found: Bisection, place: PlaceGap, phase: str) -> list[str]:
+def _row(found: Bisection, place: PlaceGap, phase: str, has_others: bool) -> list[str]:
     numbers = [place.error, place.inherited, place.added, place.control]
     shown = [f"{number:.2g}" for number in numbers]
     factor = f"{place.factor:.3g}" if place.judged else ""
@@ -168,4 +171,4 @@ def _row(found: Bisection, place: PlaceGap, phase: str) -> list[str]:
         over = "first"
     elif not place.judged:
         over = "no signal"
-    return [phase, place.name, *shown, factor, over]
+    return [phase, place.name, *([place.other] if has_others else []), *shown, factor, over]

@@ -139,20 +139,22 @@ def test_places_are_paired_by_name_then_by_structure() -> None:
     sums = np.zeros(K)
     ours = [
         one("emb:out", sums, 0),
-        one("h.0.f:in", sums, 1, stack="h", layer=1),
-        one("h.0.f:out", sums, 2, stack="h", layer=1),
+        one("h.0.f:in", sums, 1, stack="h", layer=1, sublayer="f"),
+        one("h.0.f:out", sums + 1, 2, stack="h", layer=1, sublayer="f"),
     ]
     theirs = [
         one("e:out", sums, 0),
-        one("l.0.g:in", sums, 1, stack="l", layer=1),
-        one("l.0.g:out", sums, 2, stack="l", layer=1),
+        one("l.0.g:in", sums, 1, stack="l", layer=1, sublayer="f"),
+        one("l.0.g:out", sums + 5, 2, stack="l", layer=1, sublayer="f"),
     ]
     found = matched(of("a", forward=ours), of("b", forward=theirs))
     assert [(p.a.name, p.b.name) for p in found.pairs] == list(
         zip([p.name for p in ours], [p.name for p in theirs], strict=True)
     )
     assert found.by == "structure"
-    more = matched(of("a", forward=ours), of("b", forward=[*theirs, one("x:out", sums, 3, stack="l", layer=1)]))
+    more = matched(
+        of("a", forward=ours), of("b", forward=[*theirs, one("x:out", sums + 9, 3, stack="l", layer=1, sublayer="f")])
+    )
     assert [p.a.name for p in more.pairs] == ["emb:out", "h.0.f:in"], "two places may not stand for one"
     assert more.only_b == {"forward": ["l.0.g:out", "x:out"]}
     named = matched(of("a", forward=ours), of("b", forward=theirs), [r"^l\.(\d)\.g=h.\1.f", "^e:=emb:"])

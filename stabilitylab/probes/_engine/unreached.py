@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from ...errors import listed
 from .board import Board
 
-log = logging.getLogger("stabilitylab.unreached")  # of its own, for callers to whom these places are no news
+log = logging.getLogger("stabilitylab")
 
 NAMED = 6  # places that the log names; all of them stand in the run
 
