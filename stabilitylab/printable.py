@@ -77,7 +77,7 @@ def screen(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = 
     stream: Any = sys.stderr if stderr else sys.stdout
     file = stream.below if isinstance(stream, Stream) else stream
     still = stderr and not file.isatty()
-    console = Console(file=file, width=width, soft_wrap=soft_wrap, force_terminal=False if still else None)
+    console = Console(file=file, width=width, soft_wrap=soft_wrap, emoji=False, force_terminal=False if still else None)
     console.push_render_hook(_Hook())  # pyright: ignore[reportArgumentType]
     return console
 

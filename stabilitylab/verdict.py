@@ -281,7 +281,9 @@ def _going(moving: Trend | None) -> str:
         return f", and falling by {moving}"
     if moving.high < -MATERIAL:
         return f", and rising by {Trend(-moving.fall, -moving.high, -moving.low, moving.evaluations)}"
-    return f", and no longer falling ({moving})" if moving.high < MATERIAL else ""
+    if moving.high >= MATERIAL:
+        return ""
+    return f", and {'hardly' if moving.low > 0 else 'no longer'} falling ({moving})"
 
 
 def _since(evaluations: Sequence[Evaluation], holds: Callable[[Evaluation], bool]) -> int:

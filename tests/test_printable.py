@@ -128,6 +128,11 @@ def test_tex_has_none_either(run, hostile: Path, tmp_path: Path) -> None:
     assert escape("a\x1b_b\nc") == r"a\textbackslash{}x1b\_b c"
 
 
+def test_a_name_between_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    screen(width=60).print("diagnosis:a: and :fire:", markup=False, highlight=False)
+    assert capsys.readouterr().out == "diagnosis:a: and :fire:\n"
+
+
 def test_all_consoles_are_made_in_one_place() -> None:
     made = [
         path.relative_to(ROOT).as_posix()

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, StabilityLabError, in_words
+from ..registry import BUILT_IN
 from ..store import Run
 from ..store.layout import BLACK_BOX
 from ..store.reader import of_snapshots
@@ -223,9 +224,14 @@ def _diagnosed(run: Run) -> Diagnosis:
             which = f"{rows} rows" if rows == recorded else f"{rows} converged rows of {recorded}"
             unchecked[kind] = f"{which} are too few, it takes {detector.least_rows}"
         else:
-            checked[kind] = sources
-            with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
-                events += detector.find(evidence)
+            try:
+                with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
+                    events += detector.find(evidence)
+                checked[kind] = sources
+            except Exception as error:
+                if (origin := DETECTORS.origin(kind)) == BUILT_IN or isinstance(error, StabilityLabError):
+                    raise
+                unchecked[kind] = f"the detector {kind!r} of {origin} failed: {in_words(error)}"
     events += announced(evidence)
     status, judged = evidence.status, evidence.verdict
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau

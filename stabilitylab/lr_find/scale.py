@@ -16,6 +16,8 @@ from .search import STEP
 from .subject import RateSubject
 from .trials import Budget
 
+FURTHER = 4  # times the largest width, at which the range of the exponent is put into a factor
+
 
 @dataclass(frozen=True)
 class ScaledRates:
@@ -77,9 +79,11 @@ class ScaledRates:
                 "power, or change the parametrization (muP) so that it stays."
             )
         else:
+            ends = [FURTHER ** abs(end) for end in (self.exponent.low, self.exponent.high) if end is not None]
             lines.append(
-                f"The best rate does not move with the width, as far as {len(self.answers)} widths show: exponent "
-                f"{self._exponent}. It may be carried to a larger model within that interval."
+                f"{len(self.answers)} widths do not show that the best rate moves with the width: exponent "
+                f"{self._exponent}. Carried to {FURTHER} times the largest width, it may be off by a factor of "
+                f"{max(ends):.2g}."
             )
         return [*lines, *([self.stopped] if self.stopped else [])]
 

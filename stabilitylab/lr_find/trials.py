@@ -231,6 +231,8 @@ def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1, done: int = 0) -> 
 
 def duration(seconds: float) -> str:
     """Return a time in words."""
+    if seconds < 1.5:
+        return "1 second" if seconds >= 0.5 else "less than a second"
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -10,6 +10,7 @@ import pytest
 from diagnose_cases import Made, falling, found, kinds, layer_rows, made, only
 from edited_runs import edit
 
+from stabilitylab.diagnose import DETECTORS, Event, detector
 from stabilitylab.diagnose.detectors.gradients import EXPLODED, VANISHED
 from stabilitylab.diagnose.detectors.jumps import LR_JUMP, UPDATE_JUMP, WEIGHT_JUMP
 from stabilitylab.diagnose.detectors.norm_inputs import LN_GROWTH, LN_JUMP
@@ -371,3 +372,17 @@ def test_a_number_lost_between_probed_rows_is_placed_by_what_it_depends_on(
                      absent=lambda t, row: row.layer == 1)  # fmt: skip
     event = only(found(made(tmp_path / "run", metrics, {"grad_norm": gradients})), "non_finite")
     assert (event.step, event.place and event.place.layer) == (AT, place)
+
+
+def test_a_detector_of_a_plug_in_that_fails_is_named_and_the_others_are_asked(tmp_path: Path) -> None:
+    path = made(tmp_path / "run", {"loss": falling(60)})
+    before = found(path)
+    with DETECTORS.restored():
+
+        @detector("mine", "mine", reads={"loss": "w.step(loss=loss)"})
+        def _(evidence: object) -> list[Event]:
+            raise ValueError("my bug")
+
+        after = found(path)
+    assert after.unchecked["mine"] == f"the detector 'mine' of {__name__} failed: ValueError: my bug"
+    assert (after.verdict, after.events, after.checked) == (before.verdict, before.events, before.checked)

@@ -17,7 +17,7 @@ from torch import nn
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.lr_find.folder import ANSWER, TRIALS
-from stabilitylab.lr_find.result import RateAnswer
+from stabilitylab.lr_find.result import Bracket, RateAnswer
 from stabilitylab.lr_find.scale import ScaledRates, exponent
 from stabilitylab.lr_find.subject import BatchStore
 from stabilitylab.lr_find.trials import Silence
@@ -234,8 +234,6 @@ def test_widths_give_the_exponent_of_the_best_rate(tmp_path: Path) -> None:
 def test_the_interval_of_the_exponent_is_the_range_over_the_corners() -> None:
     from itertools import product
 
-    from stabilitylab.lr_find.result import Bracket
-
     made = {64: Bracket(4e-3, 2e-3, 6e-3), 128: Bracket(2e-3, 1e-3, 4e-3), 256: Bracket(2e-3, 1.5e-3, 2.5e-3)}
 
     class Answer:
@@ -247,6 +245,13 @@ def test_the_interval_of_the_exponent_is_the_range_over_the_corners() -> None:
     slopes = [np.polyfit(x, np.log(ends), 1)[0] for ends in product(*((one.low, one.high) for one in made.values()))]
     assert found is not None
     assert (found.low, found.high) == pytest.approx((min(slopes), max(slopes)), abs=1e-9)
+
+
+def test_an_interval_with_zero_says_how_far_off_a_carried_rate_may_be() -> None:
+    found = ScaledRates({}, Bracket(0.0, -0.5, 0.25))
+    assert not found.moves
+    assert "do not show that the best rate moves" in str(found)
+    assert "Carried to 4 times the largest width, it may be off by a factor of 2." in str(found)
 
 
 @pytest.mark.parametrize(
