@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..errors import listed
+
 Outcome = Literal["found", "fails at every rate", "constant", "too early"]
 
 
@@ -157,6 +159,9 @@ def _found(one: RateAnswer) -> list[str]:
     if one.safe.high is None:
         lines.append(f"No rate failed: {_tried(one)[1]:.3g} is the largest that was tried.")
     lines += _horizon(one)
+    if len(own := list(dict.fromkeys(one.rates))) > 1:
+        each = [f"{one.best.value * rate / max(own):.3g}" for rate in own]
+        lines.append(f"A rate is the largest of all parameter groups; at the best rate they have {listed(each, 6)}.")
     if one.stopped:
         lines.append(one.stopped)
     return lines

@@ -158,6 +158,14 @@ def test_a_model_that_fails_at_no_rate_is_told() -> None:
     assert "No rate failed" in str(found)
 
 
+def test_rates_of_several_groups_are_told() -> None:
+    found = answer(halve(PLAN, MadeTrials(bowl(2e-3), fails_at=0.03)), rates=(2e-2, 3e-4, 2e-2))
+    assert found.best is not None
+    own = f"{found.best.value:.3g}, {found.best.value * 0.015:.3g}"
+    assert f"A rate is the largest of all parameter groups; at the best rate they have {own}." in str(found)
+    assert "parameter groups" not in str(answer(halve(PLAN, MadeTrials(bowl(2e-3))), rates=(2e-2, 2e-2)))
+
+
 def test_a_constant_loss_is_told() -> None:
     made = MadeTrials(lambda trial: START)
     found = answer(halve(PLAN, made), name="mine")
