@@ -47,11 +47,11 @@ class Structure:
             equal = _equal(some, others)
             own = _unique(some, others, equal)
             self._learn(own)
-            within = {
+            within = [
                 (at, to)
-                for at, to in equal
+                for at, to in sorted(equal)
                 if self._modules.get(module_of(some[at].name)) == module_of(others[to].name)
-            }
+            ]
             _take(own, some, others, within)
             first, second = self._first.calls(some), self._second.calls(others)
             calls = sorted(equal, key=lambda pair: (first[pair[0]], second[pair[1]]))
@@ -90,7 +90,9 @@ class Structure:
         for name, other in pairs.items():
             votes.setdefault(module_of(name), Counter())[module_of(other.name)] += 1
         for module, count in votes.items():
-            self._modules.setdefault(module, count.most_common(1)[0][0])
+            other = count.most_common(1)[0][0]
+            if other not in self._modules.values():
+                self._modules.setdefault(module, other)
 
     def _learn_parents(self) -> None:
         """Take two modules for one if the paired modules inside of one are those inside of the other."""
@@ -98,6 +100,7 @@ class Structure:
             inside = {(_parent(one), _parent(other)) for one, other in self._modules.items()}
             first, second = Counter(one for one, _ in inside), Counter(other for _, other in inside)
             new = {a: b for a, b in inside if a and b and first[a] == second[b] == 1 and a not in self._modules}
+            new = {a: b for a, b in new.items() if b not in self._modules.values()}
             if not new:
                 return
             self._modules |= new
