@@ -129,6 +129,15 @@ def ledgers(tmp_path: Path) -> None:
         written(tmp_path, file, rows)
 
 
+def test_the_pages_show_the_scores_of_the_ledgers(score: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert score.main(["--folder", str(score.HERE)]) == 0
+    written = (score.HERE / "scores.md").read_text(encoding="utf-8")
+    assert written == score.text_of(score.HERE), "run python results/lr-find/score.py --write"
+    assert score.page_blocks.differing(score.DOCS, score.anew) == [], "run python results/lr-find/score.py --write"
+    monkeypatch.setattr(score, "GOAL_EACH", 1.0)
+    assert score.page_blocks.differing(score.DOCS, score.anew) == ["lr-find.md"], "it cannot fail"
+
+
 def test_the_regrets_are_drawn(tmp_path: Path) -> None:
     ledgers(tmp_path)
     with scripts_of("results/lr-find", "results") as load:

@@ -26,12 +26,13 @@ def picture(scores: Scores) -> Picture:
     if not scores.regrets:
         raise ValueError("no truth is made yet: run make.py")
     models, columns = [*scores.regrets], [OWN, *RIVALS]
+    names = [column.replace(", ", ",\n") for column in columns]
     z = np.array([[own.get(who, math.nan) for who in columns] for own in scores.regrets.values()])
     finding = np.where(np.isinf(z), DIVERGED, 0)
     text = np.array([[_text(regret) for regret in row] for row in z], object)
     shown = np.where(np.isfinite(z), np.clip(z, 0.0, WORST), np.nan)
     drawn = Map(
-        [*range(len(columns))], [*range(len(models))], shown, finding, "regret [nats]", log=False, x_names=columns,
+        [*range(len(columns))], [*range(len(models))], shown, finding, "regret [nats]", log=False, x_names=names,
         y_names=models, text=text, colours=(0.0, WORST),
     )  # fmt: skip
     own = [one[OWN] for one in scores.regrets.values()]

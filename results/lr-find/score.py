@@ -2,6 +2,8 @@
 """The tables of the validation, from the ledgers, by the protocol of README.
 
 python results/lr-find/score.py [--folder results/lr-find] [--write]
+
+With --write they are put into scores.md and docs/lr-find.md.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ OWN = "lr-find"
 RIVALS = ("best of 150", "3e-4", "range test, steepest", "range test, valley", "Hyperband")
 PRIMARY = RIVALS[:2]
 LEVEL = 0.05
+DOCS = (HERE.parents[1] / "docs" / "lr-find.md",)
 GOAL_MEDIAN, GOAL_EACH, GOAL_COUNT, GOAL_HORIZONS = 0.02, 0.05, 10, 10
 
 
@@ -240,6 +243,18 @@ class Scores:
         return lines
 
 
+def text_of(folder: Path) -> str:
+    """Return the text of scores.md."""
+    return "\n".join(["<!-- written by score.py -->", *Scores(folder).page(), ""])
+
+
+def anew(page: str) -> str:
+    """Return a page of the docs with the tables of the ledgers here between its marks."""
+    scores = Scores(HERE)
+    blocks = {"regrets": scores.table, "answers": scores.answers, "goals": lambda: scores.verdict([*scores.curves])}
+    return page_blocks.renewed(page, blocks)
+
+
 def _nats(value: float) -> str:
     return "-" if math.isnan(value) else "fails" if math.isinf(value) else f"{value:.4f}"
 
@@ -251,11 +266,12 @@ def _goal(reached: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=HERE)
-    parser.add_argument("--write", action="store_true", help="write scores.md")
+    parser.add_argument("--write", action="store_true", help="write scores.md and docs/lr-find.md")
     given = parser.parse_args(arguments)
-    text = "\n".join(["<!-- written by score.py -->", *Scores(given.folder).page(), ""])
+    text = text_of(given.folder)
     if given.write:
         (given.folder / "scores.md").write_text(text, encoding="utf-8")
+        page_blocks.differing(DOCS, anew, write=True)
     else:
         print(text)
     return 0
