@@ -76,7 +76,10 @@ class RatePlan:
         if self.delta is not None and not 0 < self.delta < math.inf:
             raise UsageError(f"delta = {self.delta:g}: give a difference of losses above 0.")
         if self.warmup is not None and not 0 <= self.warmup < self.horizon:
-            raise UsageError(f"warmup = {self.warmup}: give updates below the horizon, {self.horizon}.")
+            raise UsageError(
+                f"warmup = {self.warmup} does not go with a horizon of {self.horizon}: give 0 or more updates that are "
+                "fewer (warmup=, --warmup), or a longer horizon."
+            )
 
     @property
     def rungs(self) -> tuple[int, ...]:
