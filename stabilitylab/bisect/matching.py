@@ -40,14 +40,14 @@ def parsed(maps: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
         try:
             compiled = re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"--map {text!r}: {pattern!r} is no regular expression ({error}).") from error
+            raise UsageError(f"--map '{text}': '{pattern}' is no regular expression ({error}).") from error
         try:
             compiled.sub(to, "")
         except (re.error, IndexError) as error:
-            raise UsageError(f"--map {text!r}: {to!r} cannot replace it ({error}).") from error
+            raise UsageError(f"--map '{text}': '{to}' cannot replace it ({error}).") from error
         rules.append((compiled, to))
         if not sign or not pattern:
-            raise UsageError(f"--map {text!r} must be 'REGEX=REPLACEMENT', from names of the second to the first.")
+            raise UsageError(f"--map '{text}' must be 'REGEX=REPLACEMENT', from names of the second to the first.")
     return rules
 
 

@@ -39,7 +39,7 @@ def answer(
         more.append(
             "Some names differ: modules were paired by equal parameters, other places by equal values or by order."
         )
-    more += [f"--map {text!r} matches no name of {labels[1]}." for text in pairs.useless]
+    more += [f"--map '{text}' matches no name of {labels[1]}." for text in pairs.useless]
     more += filter(None, (unmatched(pairs.only_a, labels[0]), unmatched(pairs.only_b, labels[1])))
     same = not any(place.error for place in (*places, *fed))
     verdict = "different" if first is not None else "identical" if same else "rounding"
