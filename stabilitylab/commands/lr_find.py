@@ -83,7 +83,7 @@ def lr_find(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Find the best learning rate (median loss .008 nats above the true best), the largest safe rate and the warm-up.
+    """Find the best learning rate (median: .008 nats above the true best), the largest safe rate and least warm-up.
 
     Each number has an interval. Trials run the schedule of the planned run and are stopped early; those that neither
     fail nor lose go on to the horizon. A search costs about ten horizons of updates, and needs no more than --updates
