@@ -192,7 +192,7 @@ def test_runs_stand_with_their_states_and_those_unreadable_too(document: Documen
     everything = document.named("body")[0][1]
     assert "torn : its journal is torn" in everything
     assert "Update against depth deepnet:5 no run of one step. stabilitylab sweep deepnet:5" in everything
-    assert "3 training (2 diverged, 1 trained)" in everything
+    assert "3 training: diverged (2), trained (1)" in everything
     assert "Seeds 3-5" in everything
 
 

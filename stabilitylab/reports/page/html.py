@@ -192,7 +192,7 @@ def _what(runs: Runs) -> list[tuple[str, str]]:
     if not runs:
         return []
     trained = runs.where(lambda record: record.kind != "onestep")
-    counted = [f"{len(trained)} training ({_counted(record.standing for record in trained)})"]
+    counted = [f"{len(trained)} training: {_counted(record.standing for record in trained)}"]
     single = len(runs) - len(trained)
     counted = (counted if len(trained) else []) + ([f"{single} of one step from initialisation"] if single else [])
     words = [
@@ -207,7 +207,7 @@ def _what(runs: Runs) -> list[tuple[str, str]]:
 
 def _counted(words: Iterable[str]) -> str:
     listed = list(words)
-    return ", ".join(f"{listed.count(word)} {word}" for word in sorted(set(listed)))
+    return ", ".join(f"{word} ({listed.count(word)})" for word in sorted(set(listed)))
 
 
 def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:

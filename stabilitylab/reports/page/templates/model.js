@@ -123,7 +123,7 @@ function bar(scale, unit, found, label) {
 function headOf(run) {
   const found = lookOf(run.name), head = made("span", { className: "head-of-run", title: run.name });
   if (found) head.append(patchOf(visible(found.colour)));
-  head.append(run.title);
+  head.append(run.title.replaceAll("L-", "L\u2011"));  // a hyphen at which no line breaks
   return head;
 }
 
