@@ -56,10 +56,8 @@ def main() -> None:
         code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)
     except Exception as error:
         if isinstance(error, CommandLineError):
-            message = error.format_message()  # type: ignore[attr-defined]
-            code = (
-                _complain(f"{message.replace('Value error, ', '')} (see --help)", 2, verbose) if message else 2
-            )  # a bare call showed its help
+            message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+            code = _complain(f"{message} (see --help)", 2, verbose) if message else 2  # a bare call showed its help
         else:
             code = _complain(f"internal error: {type(error).__name__}: {error} (-v shows where).", 1, verbose)
     sys.exit(code or 0)

@@ -138,6 +138,28 @@ def test_the_pages_show_the_scores_of_the_ledgers(score: ModuleType, monkeypatch
     assert score.page_blocks.differing(score.DOCS, score.anew) == ["lr-find.md"], "it cannot fail"
 
 
+def test_the_sentences_of_the_page_follow_from_the_ledgers(score: ModuleType) -> None:
+    scores, page = score.Scores(score.HERE), " ".join(score.DOCS[0].read_text(encoding="utf-8").split())
+    above, rises, over = [], [], []
+    for name in ("postln", "deepnorm", "branchnorm"):
+        curve, own = scores.curves[name], scores.searches[name]
+        assert own["best"] == own["safe"], "the rate at which the three other seeds ran"
+        losses = [float(row["loss"]) for row in scores.truths[name] if row["kind"] == "safe"]
+        above.append(sum(losses) / 3 - min(curve.raw))
+        best = curve.rates.index(curve.best)
+        rises.append(curve.raw[best + 2] - curve.raw[best])
+        over.append(float(own["best"]) / curve.best)
+    assert [round(one, 2) for one in above] == [-0.02, 0.09, 0.02]
+    assert "a mean loss of -.02, .09 and .02 nats above" in page
+    assert (round(min(rises), 1), round(max(rises), 1)) == (1.8, 3.2)
+    assert "costs 1.8 to 3.2 nats" in page
+    assert (round(min(over), 1), round(max(over), 1)) == (1.1, 1.9)
+    assert "lie 1.1 to 1.9 times above" in page
+    rivals = [own["Hyperband"] for own in scores.regrets.values()]
+    assert round(score.median(rivals), 3) == 0.016
+    assert "has a median of .016 nats" in page
+
+
 def test_the_regrets_are_drawn(tmp_path: Path) -> None:
     ledgers(tmp_path)
     with scripts_of("results/lr-find", "results") as load:

@@ -37,6 +37,8 @@ def parsed(maps: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
     rules = []
     for text in maps:
         pattern, sign, to = text.partition("=")
+        if not sign or not pattern:
+            raise UsageError(f"--map '{text}' must be 'REGEX=REPLACEMENT', from names of the second to the first.")
         try:
             compiled = re.compile(pattern)
         except re.error as error:
@@ -46,8 +48,6 @@ def parsed(maps: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
         except (re.error, IndexError) as error:
             raise UsageError(f"--map '{text}': '{to}' cannot replace it ({error}).") from error
         rules.append((compiled, to))
-        if not sign or not pattern:
-            raise UsageError(f"--map '{text}' must be 'REGEX=REPLACEMENT', from names of the second to the first.")
     return rules
 
 

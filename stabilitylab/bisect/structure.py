@@ -74,9 +74,9 @@ class Structure:
         found |= self._layers(_left(ours, found), _left_of(theirs, found))
         for _, some, others in self._by_layer(_left(ours, found), _left_of(theirs, found), _side):
             found |= {some[i].name: others[j] for i, j in _aligned(some, others)}
-        rest, others = _left(ours, found), _left_of(theirs, found)
-        strange = [one for one in rest if self._first.layer(one) not in self._known]
-        return found | self._by_position(strange, [one for one in others if self._second.layer(one) not in self._known])
+        rest = [one for one in _left(ours, found) if self._first.layer(one) not in self._known]
+        others = [one for one in _left_of(theirs, found) if self._second.layer(one) not in self._known]
+        return found | self._by_position(rest, others)
 
     def _layers(self, ours: Places, theirs: Places) -> Pairs:
         """Pair what enters and leaves whole layers."""
