@@ -104,6 +104,27 @@ def test_runs_tells_a_loop_of_ones_own_whose_loss_is_not_finite(run, tmp_path: P
     assert "even" not in told
 
 
+def test_runs_counts_the_trials_of_a_search_instead_of_listing_them(run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name in ("own", "lr-find-gpt2/lr0.001-s0", "lr-find-gpt2/lr0.002-s0"):
+        with RunWriter.create(folder / name, {"kind": "watched", "config": {}}) as writer:
+            writer.open([])
+            writer.append(0, {"loss": 6.0}, {})
+            writer.set_status("finished", 0)
+    (folder / "lr-find-gpt2" / "plan.json").write_text("{}")
+    searches = {row["run"]: row["search"] for row in json.loads(run("runs", "--json")[1])["runs"]}
+    assert searches == {
+        "own": None,
+        "lr-find-gpt2/lr0.001-s0": "lr-find-gpt2",
+        "lr-find-gpt2/lr0.002-s0": "lr-find-gpt2",
+    }
+    table = run("runs")[1]
+    assert "own" in table
+    assert "lr0.001-s0" not in table
+    assert "lr-find-gpt2: 2 trials of lr-find: stabilitylab runs runs/lr-find-gpt2 lists them" in table
+    assert "lr0.001-s0" in run("runs", "runs/lr-find-gpt2")[1]
+
+
 FACTS = {"formula", "source", "remarks", "learns", "options", "gains", "defined_for", "constants"}
 
 

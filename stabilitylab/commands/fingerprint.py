@@ -14,7 +14,7 @@ from .base import command
 @command("fingerprint", rank=106)
 def fingerprint(
     run: Annotated[Path, typer.Argument(help="Run directory with the probe 'fingerprint'.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The JSON file that is written.")] = Path("golden.json"),
+    out: Annotated[Path, typer.Option(help="The JSON file to write; it must not exist.")] = Path("golden.json"),
     step: Annotated[int | None, typer.Option(min=0, help="The row.", show_default="the first")] = None,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -24,9 +24,11 @@ def fingerprint(
     code 1 if RUN computes something else.
     """
     from ..bisect.prints import of_run, steps_of
-    from ..errors import InputError
+    from ..errors import InputError, UsageError
     from ..store import Run
 
+    if out.exists():
+        raise UsageError(f"{out} exists: remove it, or give another --out.")
     opened = Run.open(run)
     found = of_run(opened, steps_of(opened)[0] if step is None else step)
     try:

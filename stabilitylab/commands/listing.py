@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -139,7 +140,10 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show a table of run directories with their state."""
+    """Show a table of run directories with their state.
+
+    The trials of a search of lr-find are counted below the table; its own folder lists them.
+    """
     rows = run_table(folder)
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
@@ -155,7 +159,14 @@ def runs(
         Field("step", need=7, right=True), Field("nll - unigram", need=8, right=True),
     ]  # fmt: skip
     console = screen(width=None if sys.stdout.isatty() else 200)
-    print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])
+    trials = Counter(row["search"] for row in rows if row["search"] is not None)
+    rows = [row for row in rows if row["search"] is None]
+    if rows:
+        print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])
+    for search, count in trials.items():
+        path = folder / search
+        told = f"{count} trial{'s' * (count > 1)} of lr-find: stabilitylab runs {path} lists them"
+        console.print(f"{search}: {told}", highlight=False, markup=False, soft_wrap=True)
     for row in rows:
         if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)
@@ -217,7 +228,11 @@ def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
 
 
 def run_table(folder: Path) -> list[dict[str, Any]]:
-    """Return one dictionary for each run directory below ``folder``."""
+    """Return one dictionary for each run directory below ``folder``.
+
+    ``search`` is the folder of the search, seen from ``folder``, if the run is a trial of a search below it, or None.
+    """
+    from ..lr_find.folder import is_search
     from ..store import load_runs
     from ..store.reader import of_snapshots
 
@@ -239,6 +254,9 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
     for path, sentence in broken:
         told = {"run": _below(folder, path), "state": "unreadable", "reason": sentence}
         rows.append({**dict.fromkeys(DESCRIBED, "-"), **told})
+    for row in rows:
+        parent = Path(row["run"]).parent
+        row["search"] = str(parent) if parent != Path() and is_search(folder / parent) else None
     return rows
 
 

@@ -137,6 +137,10 @@ def test_a_fingerprint_is_kept_in_a_file_and_holds_against_a_run(runs: dict[str,
         for name, place in places.items():
             np.testing.assert_array_equal(read.passes[phase][name].sums, place.sums)
             assert read.passes[phase][name].norm == place.norm
+    kept = Path("golden.json").read_bytes()
+    code, _, err = run("fingerprint", str(runs["scale"]), "--out", "golden.json")
+    assert (code, "golden.json exists: remove it, or give another --out" in err) == (2, True)
+    assert Path("golden.json").read_bytes() == kept
     assert run("bisect", "golden.json", str(runs["same"]))[0] == 0
     code, out, _ = run("bisect", "golden.json", str(runs["scale"]), "--control", str(runs["again"]))
     assert code == 1
