@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from shared import Lines
+from shared import Lines, rows_of
 
 from stabilitylab.config import validated
 from stabilitylab.diagnose import diagnose
@@ -46,6 +46,17 @@ def reading(run: Run, out: Path) -> None:
     names = ["step", "held_out_nll", "source_worth", "encoder_distance_within", "encoder_distance_between"]
     data = run.metrics[names].dropna(subset=["held_out_nll"])
     _append(out / "reading.csv", names, run, data.itertuples(index=False, name=None))
+
+
+def reading_course(run: Run, out: Path) -> None:
+    """``reading_course.csv``: of a run of the map of collapse, with its warm-up, wherever the held-out batch was
+    measured: by how much another sentence's source raises the loss [nats/token], and 1 - cosine of the encoder's tokens
+    with those of other sentences."""
+    names = ["step", "source_worth", "encoder_distance_between"]
+    data = run.metrics[names].dropna(subset=["source_worth"])
+    warmup = validated(run.config).train.warmup
+    rows = ((warmup, *row) for row in data.itertuples(index=False, name=None))
+    _append(out / "reading_course.csv", ("warmup", *names), run, rows)
 
 
 def layers(run: Run, out: Path) -> None:
@@ -158,5 +169,6 @@ def _append(path: Path, columns: Sequence[str], run: Run, rows: Iterable[Sequenc
 
 
 def has(path: Path, run: Run) -> bool:
-    """Does the table hold this run?"""
-    return Lines(path, WHICH).has(*which(run))
+    """Does the table hold this run? A table with the column ``warmup`` holds runs that differ in nothing else."""
+    known = dict(zip(WHICH, map(str, which(run)), strict=True)) | {"warmup": str(validated(run.config).train.warmup)}
+    return any(all(row[name] == cell for name, cell in known.items() if name in row) for row in rows_of(path))

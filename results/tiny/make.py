@@ -9,6 +9,8 @@
 ``judged``: the runs of Protocol 3 at the rates that the search chose, with losses on ``test_2016_flickr``, into the
 ledger and the tables of ``third/``.
 
+``map``: the runs of the map of collapse, into the ledger and the table of ``map/``.
+
 ``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
 other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
 that a stopped call goes on where it was; two calls may share a part, one of them backwards.
@@ -136,6 +138,14 @@ def judged(ask: Recipe, where: Path, layers: int, out: Path, arms: Sequence[str]
     make(wanted, where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences), workers)
 
 
+def map_of_collapse(ask: Recipe, where: Path, layers: Sequence[int], out: Path, backwards: bool, workers: int) -> None:
+    """Train the runs of the map of collapse at these ``layers`` a side."""
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = [one for one in SWEEPS["collapse:map"](ask) if one.config.model.encoder_layers in layers]
+    ordered = wanted[::-1] if backwards else wanted
+    make(ordered, where, Ledger(out / "ledger.csv"), (keep.reading_course,), workers)
+
+
 def write_choice(ask: Recipe, ledger: Ledger) -> None:
     """``choice.csv``: the mean validation loss of every arm at every rate, and which is the least."""
     span = [protocol.RATES[0] * 2.0**power for power in range(-4, 8)]
@@ -154,23 +164,24 @@ def write_choice(ask: Recipe, ledger: Ledger) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("rungs", "judged", "rates", *PARTS))
+    parser.add_argument("parts", nargs="+", choices=("rungs", "judged", "map", "rates", *PARTS))
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the ledgers and tables")
     parser.add_argument(
-        "--layers", type=int, choices=protocol.LAYERS, help="a side, of rungs, judged and rates; both unless given"
+        "--layers", type=int, choices=protocol.LAYERS, help="a side, of rungs, judged, map and rates; both unless given"
     )
     parser.add_argument(
         "--arm", action="append", choices=protocol.SEARCHED_ARMS, help="of rungs and judged; all unless given"
     )
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time, of rungs and judged (default 1)")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, of rungs, judged and map (default 1)")
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
     ask, arms = recipe(given.data), given.arm or protocol.SEARCHED_ARMS
+    depths = (given.layers,) if given.layers else protocol.LAYERS
     for part in given.parts:
         if part == "rungs":
-            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+            for layers in depths:
                 rungs(
                     ask,
                     given.runs / "tiny/rungs",
@@ -181,11 +192,14 @@ def main() -> None:
                     given.workers,
                 )
         elif part == "judged":
-            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+            for layers in depths:
                 other = recipe(given.data, "test_2016_flickr")
                 judged(other, given.runs / "tiny/judged", layers, given.out / "third", arms, given.workers)
+        elif part == "map":
+            place = given.runs / "tiny/map"
+            map_of_collapse(ask, place, depths, given.out / "map", given.backwards, given.workers)
         elif part == "rates":
-            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+            for layers in depths:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)
             write_choice(ask, Ledger(HERE / "rates.csv"))
         else:
