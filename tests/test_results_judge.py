@@ -13,6 +13,7 @@ from loose_scripts import scripts_of
 from scipy import stats
 
 from stabilitylab.experiments import Recipe, protocol
+from stabilitylab.reports.figures.collapse.map import JUDGED
 
 HERE = Path(__file__).parents[1] / "results" / "tiny"
 SEEDS = protocol.JUDGED_SEEDS
@@ -109,8 +110,42 @@ def test_p5_is_of_ratios_of_rates_by_seed() -> None:
     import judge
 
     largest = {protocol.BRANCH: {3: 4e-3, 4: 2e-3, 5: 4e-3}, protocol.DEEP: {3: 1e-3, 4: 1e-3, 5: 2e-3, 6: 1e-3}}
-    found = judge.largest_rates(largest)
-    assert (found.mean, found.n) == (pytest.approx(4 / 3), 3)
+    found = judge.largest_rates(largest, (5e-4, 1e-3, 2e-3, 4e-3, 8e-3))
+    assert (found.found.mean, found.found.n, found.beyond, found.rates) == (pytest.approx(4 / 3), 3, 0, 6)
+    assert found.said().startswith("cannot tell (log2 of the ratio +1.33 [")
+    largest = {protocol.BRANCH: {3: 0.0, 4: 1e-3}, protocol.DEEP: {3: 8e-3, 4: 8e-3}}
+    found = judge.largest_rates(largest, (5e-4, 1e-3, 8e-3))  # 0: at none of them, and 8e-3 is the last
+    test = stats.t.interval(0.95, 1, -4, 1 / np.sqrt(1))  # of -5 and -3
+    assert (found.found.low, found.found.high) == pytest.approx(test)
+    assert found.said().endswith("n = 2; 3 of 4 rates lie beyond the grid)")
+
+
+def test_p5_is_asked_of_the_map_at_one_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import collapse_map
+    import keep
+
+    lines = [",".join((*keep.WHICH[:-1], "updates", "warmup", "step", "source_worth", "encoder_distance_between"))]
+    reading = {("branchnorm", 240): 1e-3, ("branchnorm T=1", 1): 8e-3, ("deepnorm", 240): 4e-3}  # up to this rate
+    for (arm, T), highest in reading.items():
+        for rate in collapse_map.GRID[6][0]:
+            for seed in (3, 4):
+                for warmup in (60, 240):
+                    worth = 0.5 if rate <= highest * (2 if seed == 4 else 1) else 0.01
+                    updates = warmup + JUDGED
+                    lines += [
+                        f"{arm},6,{seed},{rate},{T},{updates},{warmup},{step},{worth},{0.1 if worth > 0.1 else 1e-7}"
+                        for step in (0, updates)
+                    ]
+    (tmp_path / "reading_course.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(collapse_map, "TABLE", tmp_path / "reading_course.csv")
+    known = collapse_map.trials()
+    assert len(known) == 3 * 5 * 2 * 2
+    assert {one.row for one in known} == {("branchnorm", 240), ("branchnorm", 1), ("deepnorm", 0)}
+    assert {one.state for one in known} == {"reads", "constant"}
+    assert collapse_map.largest(known, 6) == {"branchnorm": {3: 1e-3, 4: 2e-3}, "deepnorm": {3: 4e-3, 4: 8e-3}}
+    found = collapse_map.question(known, 6)
+    assert (found.found.mean, found.beyond) == (-2, 1)
+    assert sum(map(collapse_map.planned, collapse_map.GRID)) == 300 + 64
 
 
 def test_the_judged_runs_are_at_the_rates_of_the_search_and_on_another_set(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ raises its loss by more than .1 nats/token at the end (``source_worth``).
 P(constant) of an arm is the share of its runs whose encoder is a constant function at the end: source worth below .1,
 and 1 - cosine between tokens of different sentences below 1e-4; with the interval of Clopper and Pearson.
 
-P5 is of the map of the collapse: log2 of the largest rate at which a model reads, BranchNorm minus DeepNorm by seed, at
-one T; a paired t-interval.
+P5 is of the map of the collapse: log2 of the largest rate up to which a model reads, BranchNorm minus DeepNorm by seed;
+a paired t-interval. BranchNorm's T and both warm-ups are 240 updates, 4 % of the schedule. A seed that reads at no rate
+of the grid counts with half its lowest rate, one that reads at all of them with its highest; where there is such a
+seed, its rate lies beyond the grid, and the answer says so (collapse_map.py).
 """
 
 from __future__ import annotations
@@ -126,10 +128,30 @@ def constant(models: Mapping[int, Model]) -> tuple[int, int, tuple[float, float]
     return count, len(models), share_interval(count, len(models))
 
 
-def largest_rates(largest: Mapping[str, Mapping[int, float]]) -> Interval:
-    """P5, from arm -> seed -> the largest rate at which the model reads."""
+@dataclass(frozen=True)
+class Largest:
+    """P5: the interval of log2 of a ratio of rates, and how many of the ``rates`` lie beyond the grid."""
+
+    found: Interval
+    beyond: int
+    rates: int
+
+    def said(self) -> str:
+        """The answer in words."""
+        low, high = self.found.low, self.found.high
+        which = "a lower" if high < 0 else "a higher" if low > 0 else ""
+        word = f"BranchNorm reads up to {which} rate than DeepNorm" if which else "cannot tell"
+        edge = f"; {self.beyond} of {self.rates} rates lie beyond the grid" if self.beyond else ""
+        return f"{word} (log2 of the ratio {self.found.mean:+.2f} [{low:+.2f}, {high:+.2f}], n = {self.found.n}{edge})"
+
+
+def largest_rates(largest: Mapping[str, Mapping[int, float]], grid: Sequence[float]) -> Largest:
+    """P5, from arm -> seed -> the largest rate of ``grid`` up to which the model reads; 0 where it reads at none."""
     first, second = largest[protocol.BRANCH], largest[protocol.DEEP]
-    return t_interval(math.log2(first[seed] / second[seed]) for seed in sorted({*first} & {*second}))
+    seeds = sorted({*first} & {*second})
+    known = [arm[seed] for arm in (first, second) for seed in seeds]
+    ratios = [math.log2((first[seed] or min(grid) / 2) / (second[seed] or min(grid) / 2)) for seed in seeds]
+    return Largest(t_interval(ratios), sum(rate in (0.0, max(grid)) for rate in known), len(known))
 
 
 def models_of(tables: Path) -> Models:

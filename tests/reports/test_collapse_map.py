@@ -19,6 +19,7 @@ from stabilitylab.reports.figures.collapse.map import (
     JUDGED,
     LATER,
     largest_reading_rate,
+    of_record,
     state_at,
 )
 from stabilitylab.verdict import READS_NATS
@@ -67,8 +68,10 @@ def grid(worth: Worth, between: float = 1e-6) -> Runs:
 )
 def test_the_state_of_a_run_at_an_update(worth: float, between: float, state: str) -> None:
     record = run(1e-3, 12, 3, {0: (0.0, 0.5), JUDGE: (worth, between)})
-    assert state_at(record, JUDGE) == state
-    assert state_at(record, LATER) is None  # it was not measured there
+    found = of_record(record)
+    assert found is not None
+    assert (found.state, found.later, found.place, found.row) == (state, None, (6, WARMUP), ("branchnorm", 12))
+    assert state_at(record.metrics, LATER) is None  # it was not measured there
 
 
 def test_the_map_counts_the_seeds_that_read_and_says_which_read_later() -> None:
@@ -88,8 +91,9 @@ def test_the_map_counts_the_seeds_that_read_and_says_which_read_later() -> None:
 
 def test_the_largest_reading_rate_ends_below_the_first_that_fails() -> None:
     runs = grid(lambda rate, T, seed: 0.0 if (rate, seed) in ((2e-3, 3), (1e-3, 4)) else 0.4)
-    own = runs.where(label="deepnorm")
+    own = [one for run in runs.where(label="deepnorm") if (one := of_record(run))]
     assert largest_reading_rate(own) == {3: 1e-3}
+    assert largest_reading_rate(reversed(own)) == {3: 1e-3}
 
 
 def test_without_a_measured_source_there_is_no_map() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from ....experiments import Experiment, Recipe, command, probing, protocol, sweep
 from ....verdict import READS_NATS
@@ -20,20 +23,40 @@ State = Literal["reads", "constant", "unread", "failed"]
 JUDGED = 600  # a model is judged so many updates after its warm-up; some read later
 CONSTANT = 1e-4  # an encoder that is not read is a constant function if 1 - cosine between sentences is below this
 LATER = 3000  # updates of the one run of each cell that goes on
-PLACE = ("model.encoder_layers", "train.warmup")
+COURSE = ["step", "source_worth", "encoder_distance_between"]
 AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "model.decoder_layers")
 
 
-def state_at(record: Record, update: int) -> State | None:
+@dataclass(frozen=True)
+class Trial:
+    """One run of the map. ``row``: BranchNorm and its T, or the label and 0 for an architecture without a ramp.
+    ``state``: when it is judged, 600 updates after its warm-up. ``later``: at 3,000 updates; None if it ended before.
+    """
+
+    layers: int
+    warmup: int
+    row: tuple[str, int]
+    rate: float
+    seed: int
+    state: State
+    later: State | None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Layers a side and warm-up: the panel that it belongs to."""
+        return self.layers, self.warmup
+
+
+def state_at(course: pd.DataFrame, update: int) -> State | None:
     """Return the state of a run at the measurement nearest to ``update``, at most a tenth away; None without one.
 
-    ``reads``: the source is worth at least .1 nats a token. ``constant``: it is not, and 1 - cosine between sentences
-    is below 1e-4. ``unread``: neither. ``failed``: the numbers are not finite.
+    ``course`` has the columns ``step``, ``source_worth`` and ``encoder_distance_between``. ``reads``: the source is
+    worth at least .1 nats a token. ``constant``: it is not, and 1 - cosine between sentences is below 1e-4. ``unread``:
+    neither. ``failed``: the numbers are not finite.
     """
-    columns = ["step", "source_worth", "encoder_distance_between"]
-    if not set(columns) <= set(record.metrics):
+    if not {*COURSE} <= {*course}:
         return None
-    data = record.metrics[columns].dropna(subset=["source_worth"])
+    data = course[COURSE].dropna(subset=["source_worth"])
     if data.empty:
         return None
     at = data.iloc[int((data["step"] - update).abs().argmin())]
@@ -45,28 +68,51 @@ def state_at(record: Record, update: int) -> State | None:
     return "reads" if worth >= READS_NATS else "constant" if between < CONSTANT else "unread"
 
 
-def judged_at(record: Record) -> int:
-    """Return the update at which a run of the map is judged: 600 behind its warm-up."""
-    return int(record.settings["train.warmup"]) + JUDGED
+def trial(
+    course: pd.DataFrame, *, layers: int, warmup: int, row: tuple[str, int], rate: float, seed: int
+) -> Trial | None:
+    """Return the trial with this course; None if it was not measured when it is judged."""
+    state = state_at(course, warmup + JUDGED)
+    return None if state is None else Trial(layers, warmup, row, rate, seed, state, state_at(course, LATER))
 
 
-def row_of(record: Record) -> tuple[str, int]:
-    """Return the row of the map: BranchNorm and T, or the label and 0 for an architecture without a ramp."""
-    if record.settings.get("model.arch") == protocol.BRANCH:
-        return protocol.BRANCH, int(record.settings["model.T"])
-    return record.label, 0
+def of_record(record: Record) -> Trial | None:
+    """Return a run as a trial of the map; None if its source was not measured."""
+    settings = record.settings
+    is_ramped = settings.get("model.arch") == protocol.BRANCH
+    return trial(
+        record.metrics,
+        layers=int(settings["model.encoder_layers"]),
+        warmup=int(settings["train.warmup"]),
+        row=(protocol.BRANCH, int(settings["model.T"])) if is_ramped else (record.label, 0),
+        rate=float(settings["train.lr"]),
+        seed=record.seed,
+    )
 
 
-def largest_reading_rate(runs: Runs) -> dict[int, float]:
+def largest_reading_rate(trials: Iterable[Trial]) -> dict[int, float]:
     """Return, for each seed, the largest rate below which every rate that was tried reads; seeds without one are left
-    out. ``runs`` differ in nothing but rate and seed."""
+    out. ``trials`` differ in nothing but rate and seed."""
     found: dict[int, float] = {}
-    for seed in runs.seeds:
-        for record in sorted(runs.where(lambda run, s=seed: run.seed == s), key=_rate):
-            if state_at(record, judged_at(record)) != "reads":
-                break
-            found[seed] = _rate(record)
+    ended = set()
+    for one in sorted(trials, key=lambda one: one.rate):
+        if one.state != "reads":
+            ended.add(one.seed)
+        elif one.seed not in ended:
+            found[one.seed] = one.rate
     return found
+
+
+def drawn(trials: Sequence[Trial], described: str, told: str) -> Picture:
+    """Return the map: a panel for each depth and warm-up. ``described``, ``told``: which runs they are, in the notes
+    and as provenance."""
+    panels = [_panel(own, place) for place, own in _by(trials, lambda one: one.place).items()]
+    notes = [
+        f"Drawn: {described}.",
+        f"Colour and number: the seeds of which the model reads its source {JUDGED} updates after warm-up.",
+    ]
+    columns = min(2, len(panels))
+    return Picture(panels, _finding(trials), notes, columns=columns, provenance=told, key="c: constant")
 
 
 @figure("collapse:map", title="Where an encoder-decoder reads its source", source="ours")
@@ -85,42 +131,33 @@ class MapOfCollapse(Figure):
 
     def picture(self, runs: Runs) -> Picture:
         group = _group(runs)
-        places = sorted({_place(run) for run in group})
-        panels = [_panel(group.where(lambda run, p=place: _place(run) == p), place) for place in places]
-        notes = [
-            f"Drawn: {group.describe()}.",
-            f"Colour and number: the seeds of which the model reads its source {JUDGED} updates behind warm-up.",
-        ]
-        return Picture(
-            panels, _finding(group), notes, columns=min(2, len(panels)), provenance=provenance(group), key="c: constant"
-        )
+        return drawn([one for run in group if (one := of_record(run))], group.describe(), provenance(group))
 
 
 def _group(runs: Runs) -> Runs:
     """Pick the runs that can be judged, of the settings that most of them share."""
-    fit = runs.where(lambda run: state_at(run, judged_at(run)) is not None, kind="train")
+    fit = runs.where(lambda run: of_record(run) is not None, kind="train")
     groups = fit.groups(*AXES)
     found = max(groups, key=len, default=None)
-    if found is None or len({_rate(run) for run in found}) < 2:
+    if found is None or len({run.settings["train.lr"] for run in found}) < 2:
         raise MissingRuns("no runs at several learning rates whose source was measured", command("collapse:map"))
     return found
 
 
-def _place(record: Record) -> tuple[int, int]:
-    layers, warmup = (int(record.settings[key]) for key in PLACE)
-    return layers, warmup
+def _by(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, list[Trial]]:
+    """Return the trials by a key of theirs, in its order."""
+    return {value: [*own] for value, own in groupby(sorted(trials, key=key), key=key)}
 
 
-def _rate(record: Record) -> float:
-    return float(record.settings["train.lr"])
+def _row_order(row: tuple[str, int]) -> tuple[bool, int]:
+    """BranchNorm by its T, and DeepNorm last."""
+    return row[0] == protocol.DEEP, row[1]
 
 
-def _panel(runs: Runs, place: tuple[int, int]) -> Panel:
-    rates = sorted({_rate(run) for run in runs})
-    rows = sorted({row_of(run) for run in runs}, key=lambda row: (row[0] == "deepnorm", row[1]))
-    cells: dict[tuple[tuple[str, int], float], list[Record]] = {}
-    for run in runs:
-        cells.setdefault((row_of(run), _rate(run)), []).append(run)
+def _panel(trials: Sequence[Trial], place: tuple[int, int]) -> Panel:
+    rates = sorted({one.rate for one in trials})
+    rows = sorted({one.row for one in trials}, key=_row_order)
+    cells = _by(trials, lambda one: (one.row, one.rate))
     places = [[(row, rate) for rate in rates] for row in rows]
     heat = Map(
         x=range(len(rates)),
@@ -139,40 +176,36 @@ def _panel(runs: Runs, place: tuple[int, int]) -> Panel:
     return Panel(f"{layers}L-{layers}L, warm-up of {warmup} updates", "learning rate", "", map=heat)
 
 
-def _share(runs: Sequence[Record]) -> float:
-    states = [state_at(run, judged_at(run)) for run in runs]
-    return states.count("reads") / len(states) if states else math.nan
+def _share(trials: Sequence[Trial]) -> float:
+    return [one.state for one in trials].count("reads") / len(trials) if trials else math.nan
 
 
-def _words(runs: Sequence[Record]) -> str:
+def _words(trials: Sequence[Trial]) -> str:
     """Return ``4/6``, the constant encoders, and a word if the run that went on reads later."""
-    if not runs:
+    if not trials:
         return ""
-    states = [state_at(run, judged_at(run)) for run in runs]
+    states = [one.state for one in trials]
     words = [f"{states.count('reads')}/{len(states)}"]
     if constant := states.count("constant"):
         words.append(f"{constant} c")
-    late = [run for run in runs if run.updates >= LATER and state_at(run, judged_at(run)) != "reads"]
-    if any(state_at(run, LATER) == "reads" for run in late):
+    if any(one.later == "reads" for one in trials if one.state != "reads"):
         words.append("later")
     return "\n".join(words)
 
 
-def _finding(group: Runs) -> str:
+def _finding(trials: Sequence[Trial]) -> str:
     """Say the largest rate at which every seed reads, for each row of the deepest place with the longest warm-up."""
-    place = max({_place(run) for run in group})
-    own = group.where(lambda run: _place(run) == place)
+    (layers, warmup), own = [*_by(trials, lambda one: one.place).items()][-1]
+    seeds = {one.seed for one in own}
     said = []
-    for row in sorted({row_of(run) for run in own}, key=lambda row: (row[0] == "deepnorm", row[1])):
-        runs = own.where(lambda run, r=row: row_of(run) == r)
-        rates = largest_reading_rate(runs)
+    for row in sorted({one.row for one in own}, key=_row_order):
+        rates = largest_reading_rate(one for one in own if one.row == row)
         name = f"{style.title(row[0])}, T = {row[1]}" if row[1] else style.title(row[0])
-        least = f"{min(rates.values()):g}" if len(rates) == len(runs.seeds) else "none tried"
+        least = f"{min(rates.values()):g}" if len(rates) == len(seeds) else "none tried"
         said.append(f"{name} {least}")
-    layers, warmup = place
     return (
         f"{layers}L-{layers}L, warm-up {warmup}: largest learning rate up to which every seed reads: {', '.join(said)} "
-        f"({counted(len(own.seeds))})."
+        f"({counted(len(seeds))})."
     )
 
 
