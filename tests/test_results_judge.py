@@ -106,6 +106,68 @@ def test_the_words_for_an_interval(low: float, high: float, word: str) -> None:
     assert judge.decided(judge.Interval((low + high) / 2, low, high, 8)) == word
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (0.0, "not contradicted at half the rate (n = 4)"),
+        (0.3, "depends on the rate"),
+        (-0.9, "depends on the rate"),
+    ],
+)
+def test_an_answer_depends_on_the_rate_only_where_its_change_excludes_0(change: float, word: str) -> None:
+    import judge
+
+    rng, models = np.random.default_rng(3), made()
+    halved = {
+        (arm, layers): {
+            seed: replace(runs[seed], loss=runs[seed].loss + change * (arm == protocol.DEEP) + rng.normal(0, 0.02))
+            for seed in protocol.HALVED_SEEDS
+        }
+        for (arm, layers), runs in models.items()
+    }
+    question = judge.QUESTIONS[0]
+    found = judge.robustness(question, models, halved)
+    gaps = [
+        [each[protocol.DEEP, 18][n].loss - each[protocol.SMALL, 18][n].loss for n in range(3, 7)]
+        for each in (halved, models)
+    ]
+    interval = stats.ttest_rel(*gaps).confidence_interval(0.95)
+    assert (found.change.low, found.change.high) == pytest.approx((interval.low, interval.high))
+    assert found.said() == word
+    assert judge.robustness(question, models, {}).said() == "open: 8 of 16 models"
+    halved[protocol.DEEP, 18][3] = replace(halved[protocol.DEEP, 18][3], worth=0.05)
+    assert judge.robustness(question, models, halved).said() == "not testable: 1 of 16 models ignore their source"
+
+
+def test_a_sign_that_turns_depends_on_the_rate() -> None:
+    import judge
+
+    wide, beside = judge.Interval(0.1, -0.5, 0.7, 4), judge.Interval(-0.2, -0.3, -0.1, 4)
+    change = judge.Interval(-0.3, -0.9, 0.3, 4)
+    found = judge.Robustness(judge.QUESTIONS[0], wide, beside, change, 16, 0)
+    assert found.said() == "depends on the rate"
+    assert replace(found, at=judge.Interval(-0.1, -0.7, 0.5, 4)).said() == "not contradicted at half the rate (n = 4)"
+
+
+def test_half_the_rates_and_the_ramps_are_planned_from_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    import make
+
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {6: 1e-3, 18: 4e-4} for arm in protocol.SEARCHED_ARMS})
+    ask = make.recipe(Path(), make.FLICKR)
+    halves = [*make.PARTS["half"].experiments(ask, protocol.LAYERS, protocol.SEARCHED_ARMS)]
+    assert len(halves) == 4 * 5 * 2
+    assert {(one.config.model.encoder_layers, one.config.train.lr) for one in halves} == {(6, 5e-4), (18, 2e-4)}
+    ramps = [*make.PARTS["searched-ramps"].experiments(ask, protocol.LAYERS, ())]
+    assert {(one.config.train.lr, one.config.model.T) for one in ramps} == {
+        (rate, T) for rate in (4e-4, 2e-4, 1e-3) for T in (3, 12, 120, 600)
+    }
+    assert len({one.name for one in ramps}) == len(ramps) == 6 * 3 * 4
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {6: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    for part in ("judged", "half", "searched-ramps"):
+        with pytest.raises(SystemExit, match="no rate at 18 layers a side yet"):
+            make.PARTS[part].experiments(ask, protocol.LAYERS, protocol.SEARCHED_ARMS)
+
+
 def test_p5_is_of_ratios_of_rates_by_seed() -> None:
     import judge
 

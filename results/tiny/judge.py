@@ -14,6 +14,10 @@ raises its loss by more than .1 nats/token at the end (``source_worth``).
 - Otherwise the answer is "not testable: N of M models ignore their source", and the difference over the seeds in which
   every model is eligible is printed as *conditional*: it describes, and decides nothing.
 
+**At half the rates** (four seeds): an answer depends on the rate only if the 95 % interval of its change, paired by
+seed, excludes 0, or if its sign turns and the interval at half the rates excludes 0; else it is "not contradicted at
+half the rate (n = 4)". A question with a model that ignores its source, at either rate, is not testable here either.
+
 P(constant) of an arm is the share of its runs whose encoder is a constant function at the end: source worth below .1,
 and 1 - cosine between tokens of different sentences below 1e-4; with the interval of Clopper and Pearson.
 
@@ -39,7 +43,7 @@ from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import Interval, holm, share_interval, t_interval
 from stabilitylab.sweep import Ledger
 
-TABLES = Path(__file__).parent / "third"
+TABLES, HALVED = (Path(__file__).parent / name for name in ("third", "half"))
 READS = 0.1  # nats/token
 CONSTANT = 1e-4  # 1 - cosine between sentences
 
@@ -95,7 +99,7 @@ def decided(found: Interval) -> str:
         return "undecidable at this n"
     if found.low > -MARGIN and found.high < MARGIN:
         return "equivalent"
-    return "differs" if found.low > 0 or found.high < 0 else "cannot tell"
+    return "differs" if excludes_zero(found) else "cannot tell"
 
 
 def cells(question: Question) -> list[tuple[float, tuple[str, int]]]:
@@ -111,6 +115,49 @@ def answer(question: Question, models: Models) -> Answer:
     values = [sum(sign * runs[seed].loss for sign, runs in own) for seed in sorted(seeds)]
     p = float(stats.ttest_1samp(values, 0.0).pvalue) if len(values) > 1 else math.nan
     return Answer(question, t_interval(values), p, len(known), sum(not model.eligible for model in known))
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """A question's difference at half the rates, and its change from that at the rates themselves, by seed. Of
+    ``models`` at both, ``ignoring`` ignore their source."""
+
+    question: Question
+    at: Interval
+    half: Interval
+    change: Interval
+    models: int
+    ignoring: int
+
+    def said(self) -> str:
+        """The judgement in words."""
+        planned = 2 * len(protocol.HALVED_SEEDS) * len(self.question.terms())
+        if self.models < planned:
+            return f"open: {self.models} of {planned} models"
+        if self.ignoring:
+            return f"not testable: {self.ignoring} of {self.models} models ignore their source"
+        turned = self.at.mean * self.half.mean < 0 and excludes_zero(self.half)
+        if turned or excludes_zero(self.change):
+            return "depends on the rate"
+        return f"not contradicted at half the rate (n = {self.half.n})"
+
+
+def excludes_zero(found: Interval) -> bool:
+    return found.low > 0 or found.high < 0
+
+
+def robustness(question: Question, models: Models, halved: Models) -> Robustness:
+    """Compares the answer at the rates of the search with that at half of them."""
+    both = [
+        [(sign, {seed: runs[seed] for seed in protocol.HALVED_SEEDS if seed in runs}) for sign, runs in found]
+        for found in ([(sign, each.get(cell, {})) for sign, cell in cells(question)] for each in (models, halved))
+    ]
+    known = [model for found in both for _, runs in found for model in runs.values()]
+    seeds = set.intersection(*({*runs} for found in both for _, runs in found))
+    at, half = ([sum(sign * runs[seed].loss for sign, runs in found) for seed in sorted(seeds)] for found in both)
+    change = t_interval(later - first for first, later in zip(at, half, strict=True))
+    ignoring = sum(not model.eligible for model in known)
+    return Robustness(question, t_interval(at), t_interval(half), change, len(known), ignoring)
 
 
 def apart(models: Models, first: str, second: str, layers: int) -> Interval:
@@ -154,13 +201,14 @@ def largest_rates(largest: Mapping[str, Mapping[int, float]], grid: Sequence[flo
     return Largest(t_interval(ratios), sum(rate in (0.0, max(grid)) for rate in known), len(known))
 
 
-def models_of(tables: Path) -> Models:
-    """The runs of ``tables``/ledger.csv at the rates that the search chose."""
+def models_of(tables: Path, part: float = 1) -> Models:
+    """The runs of ``tables``/ledger.csv at the rates that the search chose, or at this part of them."""
     found: dict[tuple[str, int], dict[int, Model]] = {}
     ledger = Ledger(tables / "ledger.csv").frame()
     for line in ledger.to_dict("records"):
         arm, layers = str(line["label"]), int(line["layers"]) // 2
-        if int(line["steps"]) != protocol.UPDATES or float(line["lr"]) != protocol.SEARCH.get(arm, {}).get(layers):
+        rate = protocol.SEARCH.get(arm, {}).get(layers, math.nan) * part
+        if int(line["steps"]) != protocol.UPDATES or float(line["lr"]) != rate:
             continue
         names = ("validation_nll", "source_worth", "encoder_distance_between")
         loss, worth, between = (float(line[f"metrics.{name}"]) for name in names)
@@ -195,6 +243,9 @@ def main() -> None:
     models = models_of(parser.parse_args().tables)
     print(table(models).to_string(index=False))
     print(shares(models).to_string(index=False))
+    halved = models_of(HALVED, 0.5)
+    for question in QUESTIONS:
+        print(f"{question.id} at half the rates: {robustness(question, models, halved).said()}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@
 ``rungs-choice.csv`` has every trial of the search and which rate was chosen, ``rungs-notes.md`` what is unsure.
 
 ``judged``: the runs of Protocol 3 at the rates that the search chose, with losses on ``test_2016_flickr``, into the
-ledger and the tables of ``third/``.
-
-``map``: the runs of the map of collapse, into the ledger and the table of ``map/``.
+ledger and the tables of ``third/``. ``half``: the first four seeds of these at half the rates. ``map``: the map of
+collapse. ``searched-ramps``: BranchNorm with several T, 18 layers a side, at three rates. These three have folders of
+their names.
 
 ``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
 other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
@@ -24,6 +24,8 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -39,17 +41,72 @@ from stabilitylab.sweep import Ledger, SweptTrainer, choose_rate, plan, run
 
 HERE = Path(__file__).parent
 Keep = Callable[[Run, Path], None]
+Runs = Iterable[Experiment]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs with a ledger. ``where``: their folder; ``out``: that of the ledger and of the tables which ``keeping``
+    makes; ``judged_on``: the text of their losses."""
+
+    where: str
+    experiments: Callable[[Recipe, Sequence[int], Sequence[str]], Runs]  # of these layers a side and arms
+    keeping: Sequence[Keep] = ()
+    out: str = ""
+    judged_on: str = "val"
+
+
+def judged(ask: Recipe, depths: Sequence[int], arms: Sequence[str]) -> Runs:
+    """The comparison of Protocol 3."""
+    end_without_rates(depths, protocol.SEARCHED_ARMS)
+    return chain.from_iterable(protocol.judged(ask, layers, arms) for layers in depths)
+
+
+def half(ask: Recipe, depths: Sequence[int], arms: Sequence[str]) -> Runs:
+    """Four of its seeds at half the rates."""
+    end_without_rates(depths, arms)
+    return chain.from_iterable(protocol.halved(ask, layers, arms) for layers in depths)
+
+
+def searched_ramps(ask: Recipe, *_: object) -> Runs:
+    """BranchNorm with several T, 18 layers a side, at three rates."""
+    end_without_rates(protocol.LAYERS[-1:], (protocol.BRANCH,))
+    return protocol.searched_ramps(ask)
+
+
+def end_without_rates(depths: Iterable[int], arms: Iterable[str]) -> None:
+    """End the process if the search of an arm has not ended."""
+    for layers in depths:
+        if open_arms := [arm for arm in arms if layers not in protocol.SEARCH[arm]]:
+            raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
+
+
+def map_of_collapse(ask: Recipe, depths: Sequence[int], _: object) -> Runs:
+    """Rates, ramps and warm-ups."""
+    return (one for one in SWEEPS["collapse:map"](ask) if one.config.model.encoder_layers in depths)
+
+
+def second(where: str, experiments: Callable[[Recipe], Runs], *keeping: Keep) -> Part:
+    """Runs of Protocol 2, which has one ledger."""
+    return Part(where, lambda ask, *_: experiments(ask), keeping)
+
+
 COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences, keep.source, keep.collapse)
-PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[Keep]]] = {
-    "main": (folder("branchnorm:8"), protocol.main, COMPARED),
-    "beginning": (folder("branchnorm:3"), protocol.beginning, (keep.beginning,)),
-    "ramps": (folder("branchnorm:T"), protocol.ramps, COMPARED),
-    "growths": (folder("branchnorm:7"), protocol.growths, COMPARED),
-    "lower": ("tiny/lower", protocol.lower, COMPARED),
-    "deepest": ("tiny/deepest", protocol.deepest, (keep.course,)),
-    "fifty": ("tiny/fifty", protocol.fifty, (keep.course,)),
-    "depth": (folder("branchnorm:5"), SWEEPS["branchnorm:5"], ()),
-    "grid": (folder("branchnorm:6"), SWEEPS["branchnorm:6"], ()),
+FLICKR = "test_2016_flickr"
+PARTS = {
+    "judged": Part("tiny/judged", judged, (keep.reading, keep.layers, keep.sentences), "third", FLICKR),
+    "half": Part("tiny/half", half, (keep.reading,), "half", FLICKR),
+    "map": Part("tiny/map", map_of_collapse, (keep.reading_course,), "map"),
+    "searched-ramps": Part("tiny/searched-ramps", searched_ramps, (keep.reading_course,), "searched-ramps"),
+    "main": second(folder("branchnorm:8"), protocol.main, *COMPARED),
+    "beginning": second(folder("branchnorm:3"), protocol.beginning, keep.beginning),
+    "ramps": second(folder("branchnorm:T"), protocol.ramps, *COMPARED),
+    "growths": second(folder("branchnorm:7"), protocol.growths, *COMPARED),
+    "lower": second("tiny/lower", protocol.lower, *COMPARED),
+    "deepest": second("tiny/deepest", protocol.deepest, keep.course),
+    "fifty": second("tiny/fifty", protocol.fifty, keep.course),
+    "depth": second(folder("branchnorm:5"), SWEEPS["branchnorm:5"]),
+    "grid": second(folder("branchnorm:6"), SWEEPS["branchnorm:6"]),
 }
 
 
@@ -63,6 +120,7 @@ def make(
     """Train what the ledger lacks, ``workers`` runs at a time, and write the tables beside it; ends the process where
     it is asked to stop, or a run fails twice."""
     wanted = list(experiments)
+    ledger.path.parent.mkdir(parents=True, exist_ok=True)
     for first in range(0, len(wanted), workers):
         jobs = plan(wanted[first : first + workers], where, ledger)
         outcome = run(jobs, workers=workers)
@@ -128,24 +186,6 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms
         keep.choice(out, arm, layers, choice)
 
 
-def judged(ask: Recipe, where: Path, layers: int, out: Path, arms: Sequence[str], workers: int) -> None:
-    """Train the comparison of Protocol 3 at ``layers`` a side, ``workers`` runs at a time; of ``arms`` alone, beside
-    other calls."""
-    if open_arms := [arm for arm, rates in protocol.SEARCH.items() if layers not in rates]:
-        raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
-    out.mkdir(parents=True, exist_ok=True)
-    wanted = protocol.judged(ask, layers, arms)
-    make(wanted, where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences), workers)
-
-
-def map_of_collapse(ask: Recipe, where: Path, layers: Sequence[int], out: Path, backwards: bool, workers: int) -> None:
-    """Train the runs of the map of collapse at these ``layers`` a side."""
-    out.mkdir(parents=True, exist_ok=True)
-    wanted = [one for one in SWEEPS["collapse:map"](ask) if one.config.model.encoder_layers in layers]
-    ordered = wanted[::-1] if backwards else wanted
-    make(ordered, where, Ledger(out / "ledger.csv"), (keep.reading_course,), workers)
-
-
 def write_choice(ask: Recipe, ledger: Ledger) -> None:
     """``choice.csv``: the mean validation loss of every arm at every rate, and which is the least."""
     span = [protocol.RATES[0] * 2.0**power for power in range(-4, 8)]
@@ -164,17 +204,15 @@ def write_choice(ask: Recipe, ledger: Ledger) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("rungs", "judged", "map", "rates", *PARTS))
+    parser.add_argument("parts", nargs="+", choices=("rungs", "rates", *PARTS))
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the ledgers and tables")
+    parser.add_argument("--layers", type=int, choices=protocol.LAYERS, help="a side; both unless given")
     parser.add_argument(
-        "--layers", type=int, choices=protocol.LAYERS, help="a side, of rungs, judged, map and rates; both unless given"
+        "--arm", action="append", choices=protocol.SEARCHED_ARMS, help="of rungs, judged and half; all unless given"
     )
-    parser.add_argument(
-        "--arm", action="append", choices=protocol.SEARCHED_ARMS, help="of rungs and judged; all unless given"
-    )
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time, of rungs, judged and map (default 1)")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, but for rates (default 1)")
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
     ask, arms = recipe(given.data), given.arm or protocol.SEARCHED_ARMS
@@ -182,31 +220,19 @@ def main() -> None:
     for part in given.parts:
         if part == "rungs":
             for layers in depths:
-                rungs(
-                    ask,
-                    given.runs / "tiny/rungs",
-                    layers,
-                    Ledger(given.out / "rungs.csv"),
-                    given.out,
-                    arms,
-                    given.workers,
-                )
-        elif part == "judged":
-            for layers in depths:
-                other = recipe(given.data, "test_2016_flickr")
-                judged(other, given.runs / "tiny/judged", layers, given.out / "third", arms, given.workers)
-        elif part == "map":
-            place = given.runs / "tiny/map"
-            map_of_collapse(ask, place, depths, given.out / "map", given.backwards, given.workers)
+                ledger = Ledger(given.out / "rungs.csv")
+                rungs(ask, given.runs / "tiny/rungs", layers, ledger, given.out, arms, given.workers)
         elif part == "rates":
             for layers in depths:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)
             write_choice(ask, Ledger(HERE / "rates.csv"))
         else:
-            name, experiments, keeping = PARTS[part]
-            wanted = list(experiments(ask))
-            ordered = reversed(wanted) if given.backwards else wanted
-            make(ordered, given.runs / name, Ledger(HERE / "ledger.csv"), keeping)
+            own = PARTS[part]
+            wanted = [*own.experiments(recipe(given.data, own.judged_on), depths, arms)]
+            ordered = wanted[::-1] if given.backwards else wanted
+            make(
+                ordered, given.runs / own.where, Ledger(given.out / own.out / "ledger.csv"), own.keeping, given.workers
+            )
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ SEARCH: Mapping[str, Mapping[int, float]] = {
     BRANCH: {6: 5e-4},
 }
 JUDGED_SEEDS = tuple(range(3, 11))
+HALVED_SEEDS = JUDGED_SEEDS[:4]
 
 
 def judged(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
@@ -113,6 +114,25 @@ def judged(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Ite
     for seed in ask.seeds or JUDGED_SEEDS:
         for arm in arms:
             yield run(arm, layers, seed, SEARCH[arm][layers], UPDATES, WITH_LAYERS, ask.settings)
+
+
+def halved(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
+    """Plans half of the seeds of :func:`judged` at half the rates: do its answers depend on the rate?"""
+    for seed in ask.seeds or HALVED_SEEDS:
+        for arm in arms:
+            yield run(arm, layers, seed, SEARCH[arm][layers] / 2, UPDATES, probing(), ask.settings)
+
+
+def searched_ramps(ask: Recipe) -> Iterator[Experiment]:
+    """Plans BranchNorm, 18 layers a side, with the paper's T as shares of the run, at the rate that its search chose,
+    at half of it, and at the rate of Protocol 2; warm-up stays 4 %."""
+    found = SEARCH[BRANCH][18]
+    for seed in ask.seeds or SEEDS:
+        for rate in dict.fromkeys((found, found / 2, CHOSEN[BRANCH][18])):
+            for part in SHARES:
+                T = share(RAMP_UPDATES, part)
+                own: Settings = {"model": {"T": T}}
+                yield run(BRANCH, 18, seed, rate, RAMP_UPDATES, probing(), ask.settings, own, tags=[f"T{T}"])
 
 
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
