@@ -325,10 +325,10 @@ def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
     for part in (own for own in make.PARTS.values() if own.out):
         path = HERE / part.out / "ledger.csv"
         if path.exists():
-            ask = make.recipe(Path(), part.judged_on)
-            depths = {int(row["layers"]) // 2 for row in in_ledger(f"{part.out}/ledger.csv")}
-            known = keys(part.experiments(ask, sorted(depths), protocol.SEARCHED_ARMS))
-            assert {row["key"] for row in in_ledger(f"{part.out}/ledger.csv")} <= known, part.out
+            made = in_ledger(f"{part.out}/ledger.csv")
+            depths = sorted({int(row["layers"]) // 2 for row in made})
+            known = keys(part.experiments(make.recipe(Path(), part.judged_on), depths, protocol.SEARCHED_ARMS))
+            assert {row["key"] for row in made} <= known, part.out
     rates = {arm: tuple(protocol.RATES[0] * 2.0**power for power in range(-4, 8)) for arm in protocol.CHOSEN}
     tried = keys(each for layers in protocol.LAYERS for each in protocol.choice(layers, ask.settings, rates))
     assert {row["key"] for row in in_ledger("rates.csv")} <= tried
