@@ -71,13 +71,25 @@ class _Hook:
         return [one if isinstance(one, Control) else _Printable(one) for one in renderables]
 
 
-def screen(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> Console:
-    """Return a console of rich on standard output, or ``stderr``, whose text is printable. FORCE_COLOR, which notebooks
-    and CI set, colours the output; it does not let progress on ``stderr`` move where there is no terminal."""
+def screen(*, stderr: bool = False, piped: int | None = None, soft_wrap: bool = False) -> Console:
+    """Return a console of rich on standard output, or ``stderr``, that prints text as it is: printable, without markup,
+    and in no colour of its own. ``piped``: its columns if the output is no terminal.
+
+    FORCE_COLOR, which notebooks and CI set, colours the output; it does not let progress on ``stderr`` move where there
+    is no terminal.
+    """
     stream: Any = sys.stderr if stderr else sys.stdout
     file = stream.below if isinstance(stream, Stream) else stream
-    still = stderr and not file.isatty()
-    console = Console(file=file, width=width, soft_wrap=soft_wrap, emoji=False, force_terminal=False if still else None)
+    is_piped = not file.isatty()
+    console = Console(
+        file=file,
+        width=piped if is_piped else None,
+        soft_wrap=soft_wrap,
+        emoji=False,
+        markup=False,
+        highlight=False,
+        force_terminal=False if stderr and is_piped else None,
+    )
     console.push_render_hook(_Hook())  # pyright: ignore[reportArgumentType]
     return console
 

@@ -19,6 +19,7 @@ from stabilitylab.export.latex import escape
 from stabilitylab.printable import HIDDEN, Stream, printable, printable_output, screen
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
+from stabilitylab.terminal.tables import Field, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE, CLIPBOARD, WIPE = "\x1b]0;owned\x07", "\x1b]52;c;b3duZWQ=\x1b\\", "\x1b[2K\x1b[1A\r"
@@ -60,14 +61,14 @@ def test_the_console_colours_and_the_text_does_not(monkeypatch: pytest.MonkeyPat
     below = io.StringIO()
     monkeypatch.setattr(sys, "stdout", below)
     with printable_output():
-        console = screen(width=60)
+        console = screen(piped=60)
         console._force_terminal = True  # as on a terminal
         console._color_system = 1  # pyright: ignore[reportAttributeAccessIssue]
         table = RichTable()
         table.add_column(f"head{WIPE}")
         table.add_row(Text(HOSTILE, style="red"))
         console.print(table)
-        console.print(HOSTILE, markup=False, highlight=False, soft_wrap=True)
+        console.print(HOSTILE, soft_wrap=True)
         print(HOSTILE)
     left = re.sub(r"\x1b\[[0-9;]*m", "", below.getvalue())  # rich's own colours
     assert left != below.getvalue()
@@ -129,8 +130,15 @@ def test_tex_has_none_either(run, hostile: Path, tmp_path: Path) -> None:
 
 
 def test_a_name_between_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
-    screen(width=60).print("diagnosis:a: and :fire:", markup=False, highlight=False)
+    screen(piped=60).print("diagnosis:a: and :fire:")
     assert capsys.readouterr().out == "diagnosis:a: and :fire:\n"
+
+
+def test_text_in_brackets_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    console = screen(piped=60)
+    console.print("[bold]run[/bold] 3")
+    print_table(console, [Field("[red]", prose=True)], [["[/red]"]])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["[bold]run[/bold] 3", "[red]", "[/red]"]
 
 
 def test_all_consoles_are_made_in_one_place() -> None:
@@ -147,6 +155,6 @@ def test_a_forced_colour_moves_no_progress_without_a_terminal(monkeypatch: pytes
     monkeypatch.setattr("sys.stdout", out := io.StringIO())
     monkeypatch.setattr("sys.stderr", err := io.StringIO())
     with screen(stderr=True).status("comparing"):
-        screen().print("[bold]done[/bold]")
+        screen().print("done", style="bold")
     assert "\x1b[1mdone" in out.getvalue(), "FORCE_COLOR asks for it"
     assert "\x1b" not in err.getvalue()

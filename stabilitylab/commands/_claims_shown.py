@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,16 +25,12 @@ MARKS = {
 PIPED = 120  # columns without a terminal
 
 
-def _console() -> Console:
-    return screen(width=None if sys.stdout.isatty() else PIPED)
-
-
 def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
     """Print the ledger, a claim's first effect before the descriptive ones; ``registered``: all claims that were
     judged."""
     from ..reports.headline import tallies
 
-    console = _console()
+    console = screen(piped=PIPED)
     table = Table(box=None, padding=(0, 1, 1, 0), show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -44,12 +38,12 @@ def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
         table.add_row(_head(finding), Text("\n").join(_body(finding)))
     console.print(table)
     for tally in tallies(findings, registered):
-        console.print(str(tally), highlight=False, markup=False)
+        console.print(str(tally))
     commands = dict.fromkeys(finding.command for finding in findings if finding.command)
     if commands:
-        console.print("what is not testable needs:", highlight=False)
+        console.print("what is not testable needs:")
         for one in commands:
-            console.print(f"  {one}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {one}", soft_wrap=True)
 
 
 def _head(finding: Finding) -> Text:
@@ -104,7 +98,7 @@ def _other_conditions(effect: dict[str, Any], first: dict[str, Any]) -> str:
 def show_power(found: Sequence[Power]) -> None:
     """Print a line a claim: planned seeds, expected half-width, probability of any judgement, and judgements out of
     reach."""
-    console = _console()
+    console = screen(piped=PIPED)
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for column in ("claim", "n", "pilot", "half-width", "P(judged)", "P(R)"):
         table.add_column(column, no_wrap=True, justify="left" if column == "claim" else "right")
@@ -115,14 +109,13 @@ def show_power(found: Sequence[Power]) -> None:
         table.add_row(
             one.claim.id, str(one.planned), *_numbers(one), "; ".join(filter(None, (name, one.note))), style=style
         )
-    console.print(table, highlight=False, markup=False)
+    console.print(table)
     lacking = [one for one in found if one.pilot is None]
     cannot = [one.claim.id for one in found if not one.reachable]
     console.print(
         f"\n{len(found) - len(lacking)} of {len(found)} claims have a pilot; "
         f"{', '.join(cannot) if cannot else 'none of them'} cannot be judged with the planned seeds. "
         "P: at the pilot's mean and spread.",
-        highlight=False,
     )
 
 

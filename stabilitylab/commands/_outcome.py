@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | Non
 
 
 def print_summary(run: Any, result: Result) -> None:
-    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console = screen(soft_wrap=True, piped=120)
     from ..terminal import summary
 
     head, body = summary(run)
@@ -41,7 +40,7 @@ def print_summary(run: Any, result: Result) -> None:
         for name, *cells in body:
             table.add_row("" if name == shown else name, *cells)
             shown = name
-        console.print(table, highlight=False, markup=False)
+        console.print(table)
         console.print()
     verdict = result.verdict
     if verdict is None:
@@ -51,10 +50,10 @@ def print_summary(run: Any, result: Result) -> None:
             f"{verdict.state} since step {verdict.step}: {verdict.reason} "
             f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
         )
-    console.print(text, highlight=False, markup=False)
+    console.print(text)
     if speed := _speed(run):
-        console.print(speed, highlight=False, markup=False)
-    console.print(f"run: {result.path}", highlight=False, markup=False)
+        console.print(speed)
+    console.print(f"run: {result.path}")
 
 
 def _speed(run: Run) -> str:

@@ -115,11 +115,11 @@ def _show(name: str, choice: Choice) -> None:
         if choice.rate
         else f"no rate is eligible (lowest loss: {choice.lowest:g})"
     )
-    console = screen(width=None if sys.stdout.isatty() else 100)
-    console.print(f"{name}: {rate}", highlight=False, markup=False)
-    console.print(table, highlight=False, markup=False)
+    console = screen(piped=100)
+    console.print(f"{name}: {rate}")
+    console.print(table)
     for note in choice.notes:
-        console.print(f"- {note}", highlight=False, markup=False)
+        console.print(f"- {note}")
     console.print()
 
 

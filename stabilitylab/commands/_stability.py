@@ -104,4 +104,4 @@ def show(jobs: Sequence[Job]) -> None:
     for row in data.to_numpy().tolist():
         table.add_row(*row)
     print("held-out nll - unigram [nats/token], mean over seeds, by encoder and decoder layers together:")
-    screen(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)
+    screen(piped=160).print(table)

@@ -162,8 +162,7 @@ def _doubts(runs: Sequence[Run]) -> list[str]:
 def _show(found: Calibration, doubts: Sequence[str], out: Path) -> None:
     from ..alarm.recipe import in_lines
 
-    console = screen(width=None if sys.stdout.isatty() else 10_000)
-    say = lambda text: console.print(text, highlight=False, markup=False)  # noqa: E731
+    say = screen(piped=10_000).print
     say(f"{found.sentence[0].upper()}{found.sentence[1:]}.")
     for rule in found.rules:
         own = "" if found.left_out else f" (as it comes: {rule.own_threshold:.3g})"

@@ -97,7 +97,7 @@ def bisect(
 
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:
-        show(screen(width=None if sys.stdout.isatty() else 400), found, every)
+        show(screen(piped=400), found, every)
         if picture is not None:
             print(f"picture: {picture}", file=sys.stderr)
     return found.exit_code
@@ -122,7 +122,7 @@ def show(console: Console, found: Bisection, every: bool) -> None:
     from ..terminal import Field, print_table
 
     for sentence in found.sentences():
-        console.print(sentence, highlight=False, markup=False, width=min(console.width, 140))
+        console.print(sentence, width=min(console.width, 140))
     if found.verdict == "identical":
         return
     shown = [(place, "fed") for place in _chosen(found, found.fed, every)]

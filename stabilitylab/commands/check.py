@@ -94,8 +94,8 @@ def _shown(found: RankCheck, json_: bool) -> None:
     if json_:
         print(json.dumps(plain(found.as_dict())))
     else:
-        console = screen(width=None if sys.stdout.isatty() else 10_000)
-        console.print(str(found), highlight=False, markup=False)
+        console = screen(piped=10_000)
+        console.print(str(found))
     sys.stdout.flush()
 
 

@@ -65,7 +65,7 @@ def compare(
         more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
         print(json.dumps(plain(facts | more), indent=2))
         return
-    console = screen(width=None if sys.stdout.isatty() else 400)
+    console = screen(piped=400)
     _side_by_side(console, standings, opened if found is None else [])
     if found is not None:
         console.print()
@@ -97,7 +97,7 @@ def _side_by_side(console: Console, standings: Standings, runs: Sequence[Run]) -
     print_table(console, *fitted(console, columns, cells))
     if runs and standings.settings:
         _settings(console, runs, standings.settings)
-    console.print(f"\n{standings.paragraph}", highlight=False, markup=False)
+    console.print(f"\n{standings.paragraph}")
 
 
 def _settings(console: Console, runs: Sequence[Run], differing: Mapping[str, tuple[Any, ...]]) -> None:
@@ -119,9 +119,9 @@ def _settings(console: Console, runs: Sequence[Run], differing: Mapping[str, tup
                 del lines[key]
             have = "have" if len(owners) > 1 else "has"
             lines[section] = f"{section}: {len(keys)} settings that only {listed(owners)} {have} (--json lists them)"
-    console.print("\nsettings that differ:", highlight=False)
+    console.print("\nsettings that differ:")
     for line in lines.values():
-        console.print(f"  {line}", highlight=False, markup=False)
+        console.print(f"  {line}")
 
 
 def _number(field: str, digits: str, unit: str = "", lost: str = ""):
@@ -136,10 +136,7 @@ def _number(field: str, digits: str, unit: str = "", lost: str = ""):
 
 
 def _show(console: Console, found: Comparison, runs: Sequence[Run]) -> None:
-    def say(text: str = "") -> None:
-        console.print(text, highlight=False, markup=False)
-
-    say(found.paragraph)
+    console.print(found.paragraph)
     if found.first is not None:
         from ..terminal import Field, print_table
 
@@ -150,7 +147,7 @@ def _show(console: Console, found: Comparison, runs: Sequence[Run]) -> None:
         for level, one in found.growth.items():
             first = ("-", "", "", "") if one is None else (str(one.step), one.phase, one.probe, one.where)
             growth.append([f"{100 * level:g} %", *first])
-        say()
+        console.print()
         print_table(console, columns, growth)
     if found.settings:
         _settings(console, runs, found.settings)
@@ -159,4 +156,4 @@ def _show(console: Console, found: Comparison, runs: Sequence[Run]) -> None:
         parts = [f"{kind} {', '.join(own[kind])}" for kind in ("tables", "metrics") if own[kind]]
         parts += [f"{own['steps']} steps from {own['first_step']} on"] if own["steps"] else []
         if parts:
-            say(f"only in {path}: {'; '.join(parts)}")
+            console.print(f"only in {path}: {'; '.join(parts)}")

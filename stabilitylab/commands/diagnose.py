@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,10 +85,10 @@ def _show(found: Diagnosis) -> None:
     from ..diagnose.events import alike
     from ..terminal import state_style
 
-    console = screen(width=None if sys.stdout.isatty() else 10_000)
+    console = screen(piped=10_000)
     console.print(Text(found.paragraph, style=state_style(found.verdict) if found.verdict == "failure" else ""))
     if len(found.cause.chain) > 1:
-        console.print(f"\n{ORDER}", highlight=False)
+        console.print(f"\n{ORDER}")
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
         strength = ""
@@ -112,12 +111,10 @@ def _show(found: Diagnosis) -> None:
     from ..diagnose.attribution import attributed
     from ..diagnose.events import DETECTORS
 
-    console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}", highlight=False)
+    console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}")
     if found.audit:
-        console.print(f"at the first row: {'; '.join(found.audit)}", highlight=False, markup=False)
+        console.print(f"at the first row: {'; '.join(found.audit)}")
     if found.attribution:
-        console.print(
-            f"shares of the squared gradient norm: {attributed(found.attribution)}", highlight=False, markup=False
-        )
+        console.print(f"shares of the squared gradient norm: {attributed(found.attribution)}")
     for line in _unchecked(found):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)

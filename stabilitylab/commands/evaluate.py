@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,19 +98,19 @@ def evaluate(
 
 
 def _show(path: str, result: dict, short: bool) -> None:
-    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = screen(soft_wrap=True, piped=160)
     for line in (
         f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {_text(result)}",
         f"  {result['signature']}; beam {result['beam']}, length penalty {result['length_penalty']:g} "
         f"({result['penalty_kind']}), after {result['row']} updates"
         + ("" if result["alpha"] is None else f", alpha {result['alpha']:g}"),
     ):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     if not short:
         for example in result.get("examples", ()):
             console.print()
             for key, text in example.items():
-                console.print(f"  {key:<10} {text}", highlight=False, markup=False)
+                console.print(f"  {key:<10} {text}")
 
 
 def _text(result: dict) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,17 +64,15 @@ def explain(
         **given,
         audit=audit,
         updates=updates,
-        progress=lambda sentence: (
-            is_first_rank() and console.print(f"{run}: {sentence}", highlight=False, markup=False)
-        ),
+        progress=lambda sentence: is_first_rank() and console.print(f"{run}: {sentence}"),
     )
     if not is_first_rank():
         return found.exit_code
     if as_json:
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:
-        answer = screen(width=None if sys.stdout.isatty() else 10_000)
-        answer.print(f"{run}: {found}", highlight=False, markup=False)
+        answer = screen(piped=10_000)
+        answer.print(f"{run}: {found}")
     return found.exit_code
 
 

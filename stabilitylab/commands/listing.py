@@ -59,7 +59,7 @@ def list_(
     if as_json:
         print(json.dumps({**listing, "from": origins, "left_out": failed}, indent=2))
         return
-    console = screen(width=None if sys.stdout.isatty() else 200)
+    console = screen(piped=200)
     for kind, entries in listing.items():
         console.print(f"{kind}:" if what is None else "", style="bold", end="\n" if what is None else "")
         longest = max(map(len, entries), default=0)
@@ -69,8 +69,6 @@ def list_(
             said += "" if origin == "stabilitylab" else f"  [{origin}]"
             console.print(
                 f"  {entry:<{longest}}  {shortened(said, console.width - longest - 4)}",
-                highlight=False,
-                markup=False,
                 soft_wrap=True,
             )
     if what in ("archs", "probes"):
@@ -158,7 +156,7 @@ def runs(
         Field("arch", need=5), Field("layers", need=4), Field("data", need=1), Field("seed", need=2, right=True),
         Field("step", need=7, right=True), Field("nll - unigram", need=8, right=True),
     ]  # fmt: skip
-    console = screen(width=None if sys.stdout.isatty() else 200)
+    console = screen(piped=200)
     trials = Counter(row["search"] for row in rows if row["search"] is not None)
     rows = [row for row in rows if row["search"] is None]
     if rows:
@@ -166,7 +164,7 @@ def runs(
     for search, count in trials.items():
         path = folder / search
         told = f"{count} trial{'s' * (count > 1)} of lr-find: stabilitylab runs {path} lists them"
-        console.print(f"{search}: {told}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{search}: {told}", soft_wrap=True)
     for row in rows:
         if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)

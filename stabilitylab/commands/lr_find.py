@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -309,12 +308,12 @@ def _show(found: RateAnswer | ScaledRates, folder: Path, as_json: bool, quiet: b
     if as_json:
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:
-        console = screen(width=None if sys.stdout.isatty() else 100)
+        console = screen(piped=100)
         for sentence in found.sentences():
-            console.print(sentence, highlight=False, markup=False)
+            console.print(sentence)
         if not quiet:
             told = f"trials: {folder} (the picture: stabilitylab report {folder})"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            console.print(told, soft_wrap=True)
     if found.signal is not None:
         return 128 + found.signal
     return 0 if found.outcome == "found" else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,4 +74,4 @@ def _show(path: Path) -> None:
     for optimizer in dict.fromkeys(str(site).split(".")[0] for site in rates["site"]):
         own = {str(site): value for site, value in zip(rates["site"], rates["value"], strict=True)}
         table.add_row(optimizer, *(number(own.get(f"{optimizer}.{group}")) for group in groups))
-    screen(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)
+    screen(piped=140).print(table)

@@ -282,7 +282,7 @@ def _dry_run(config: Config, as_json: bool) -> int:
         f"activations {plan.footprint.activations / 2**30:.2f}"
         + (f", CUDA graphs up to {plan.footprint.graphs / 2**30:.2f}" if plan.footprint.graphs else ""),
     )
-    screen(soft_wrap=True).print(table, highlight=False, markup=False)
+    screen(soft_wrap=True).print(table)
     return 0
 
 

@@ -124,31 +124,31 @@ FEW = 5  # up to so many figures that could not be made of runs of no paper have
 def _show(built: Built) -> None:
     from ..reports.headline import tallies
 
-    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = screen(soft_wrap=True, piped=160)
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)
     for section in built.sections:
         table.add_row(section.id, section.picture.finding)
-    console.print(table, highlight=False, markup=False)
+    console.print(table)
     of_ones_own = all(one.verdict == "not testable" for one in built.findings)
     if of_ones_own and len(built.missing) > FEW:
         told = (
             f"\n{len(built.missing)} figures need other runs, and no claim of the papers can be judged by these: the "
         )
-        console.print(f"{told}page has what each of them needs, and the command.", highlight=False)
+        console.print(f"{told}page has what each of them needs, and the command.")
     elif built.missing:
-        console.print("\nSkipped, since these figures need other runs:", highlight=False)
+        console.print("\nSkipped, since these figures need other runs:")
         for one in built.missing:
-            console.print(f"{one.id}: {one.sentence}; {one.command}", highlight=False, markup=False)
+            console.print(f"{one.id}: {one.sentence}; {one.command}")
     if built.failed:
-        console.print("\nFailed with an error (-v shows where):", highlight=False)
+        console.print("\nFailed with an error (-v shows where):")
         for one in built.failed:
-            console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
+            console.print(f"{one.id}: {one.sentence}")
     if not of_ones_own:
-        console.print(f"\n{len(built.findings)} claims:", highlight=False)
+        console.print(f"\n{len(built.findings)} claims:")
         for tally in tallies(built.findings):
-            console.print(f"  {tally}", highlight=False, markup=False)
+            console.print(f"  {tally}")
     elif len(built.missing) <= FEW:
-        console.print("\nThese runs test no claim of the papers.", highlight=False)
+        console.print("\nThese runs test no claim of the papers.")
     for path, sentence in built.broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
-    console.print(f"page: {built.page}", highlight=False, markup=False)
+    console.print(f"page: {built.page}")

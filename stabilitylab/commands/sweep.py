@@ -261,4 +261,4 @@ def _show(rows: list[dict[str, Any]]) -> None:
         table.add_column(str(column))
     for row in rows:
         table.add_row(*map(str, row.values()))
-    screen(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)
+    screen(piped=160).print(table)
