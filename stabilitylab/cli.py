@@ -12,18 +12,15 @@ import typer.core
 
 from ._version import __version__
 from .commands import COMMANDS, EXIT_CODES, REPLACED
-from .errors import StabilityLabError, UsageError, bounded
+from .errors import StabilityLabError, UsageError, bounded, own_words
 from .inputs import shown
 from .printable import printable, printing
 from .registry import PLUGINS, add_plugin
 from .stopping import Stopped
 
 INTERRUPTED = 130
-CommandLineError: Any = typer.BadParameter.__mro__[
-    2
-]  # click's own base class, which typer vendors from some version on
-
-
+# click's own base class, which typer vendors from some version on
+CommandLineError: Any = typer.BadParameter.__mro__[2]
 BY_HAND = "stopped by Ctrl-C; nothing that was there is lost."
 
 
@@ -56,7 +53,7 @@ def main() -> None:
         code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)
     except Exception as error:
         if isinstance(error, CommandLineError):
-            message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+            message = own_words(error.format_message())  # type: ignore[attr-defined]
             code = _complain(f"{message} (see --help)", 2, verbose) if message else 2  # a bare call showed its help
         else:
             code = _complain(f"internal error: {type(error).__name__}: {error} (-v shows where).", 1, verbose)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from .arch_notes import note
 from .designs import block_width, design_of, stack_of
-from .errors import InputError, UsageError, bounded
+from .errors import InputError, UsageError, bounded, own_words
 from .inputs import contents, shown
 from .settings import (
     LARGEST,
@@ -275,7 +275,7 @@ def validated(settings: Mapping[str, Any]) -> Config:
         where = ".".join(str(part) for part in first["loc"] if part != "constrained-int")
         if first["type"] == "extra_forbidden":
             raise UsageError(f"unknown setting {shown(where)}{_known(first['loc'])}.") from error
-        text = bounded(first["msg"].removeprefix("Value error, "), 500)
+        text = bounded(own_words(first["msg"]), 500)
         prefix = "" if first["type"] == "value_error" else f"setting {where} = {shown(first['input'])}: "
         raise UsageError(f"{prefix}{text}.") from error
 

@@ -32,6 +32,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def own_words(message: str) -> str:
+    """Return a message of pydantic, or of typer, which calls it, without its own words before those of a ValueError."""
+    return message.replace("Value error, ", "")
+
+
 def in_words(error: Exception) -> str:
     """Return one sentence about any error: the message of one of ours unchanged, that of another with its type."""
     text = " ".join(str(error).split())

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from ..errors import InputError, StabilityLabError, UsageError, bounded, listed
+from ..errors import InputError, StabilityLabError, UsageError, bounded, listed, own_words
 from ..inputs import contents
 from ..schema import Table
 from ..store.files import replace_file
@@ -266,7 +266,7 @@ def first_of(error: Exception) -> str:
         return str(error) if isinstance(error, StabilityLabError | ValueError) else type(error).__name__
     first = error.errors()[0]
     where = ".".join(one_line(str(part)) for part in first["loc"])
-    text = first["msg"].removeprefix("Value error, ")
+    text = own_words(first["msg"])
     return f"{where}: {text}" if where else text
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..arch_notes import ROOM, ArchNote, Gains, Stream, add, notes
 from ..arch_notes import restored as restored_notes
 from ..config import RAMP, ModelConfig, Section
-from ..errors import UsageError, bounded
+from ..errors import UsageError, bounded, own_words
 from ..inputs import shown
 from ..registry import Registry, spelling
 from ..settings import Base
@@ -366,5 +366,5 @@ def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        text = bounded(first["msg"].removeprefix("Value error, "), 500)
+        text = bounded(own_words(first["msg"]), 500)
         raise UsageError(f"option arch.{key} = {shown(first['input'])}: {text}.") from error
