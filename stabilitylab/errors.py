@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 __all__ = ["DamagedError", "DivergedError", "InputError", "ResourceError", "StabilityLabError", "UsageError"]
@@ -21,10 +21,12 @@ def bounded(sentence: str, most: int = 1500) -> str:
     return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'ready'?" with the known name that is spelled nearly so; "" if none is."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+def meant(name: str, known: Iterable[str], spelling: Callable[[str], str] = str) -> str:
+    """Return " Did you mean 'ready'?" with the known name that is spelled nearly so; "" if none is. ``spelling``: the
+    form in which names are compared."""
+    spelled = {spelling(one): one for one in known}
+    close = difflib.get_close_matches(spelling(name), spelled, n=1)
+    return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -7,7 +7,6 @@ that installed packages have in its group, and by the modules that ``--plugin`` 
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import pkgutil
@@ -21,7 +20,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from .errors import UsageError
+from .errors import UsageError, meant
 
 T = TypeVar("T")
 PLUGINS = "STABILITYLAB_PLUGINS"  # modules, separated by commas; --plugin adds to it, so that child processes know too
@@ -168,8 +167,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self.load()
         known = self._spellings.get(spelling(name))
         if known is None:
-            close = difflib.get_close_matches(spelling(name), self._spellings, n=1)
-            hint = f" Did you mean {self._spellings[close[0]]!r}?" if close else ""
+            hint = meant(name, self._entries, spelling)
             lacking = f" Left out: {', '.join(failed)}." if failed else ""
             raise UsageError(f"unknown {self.kind} {name!r}; choose one of {', '.join(sorted(self))}.{hint}{lacking}")
         return known
