@@ -216,10 +216,10 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     config = _with_context(validated(settings))
     if preset == "tiny" and "prores_T" not in given and config.model.prores != "off":
         whole = PRORES_SHARE * config.train.span / max(config.model.encoder_layers, config.model.decoder_layers)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"prores_T": max(1, round(whole))})})
+        config = config.changed(model={"prores_T": max(1, round(whole))})
     if preset == "tiny" and "T" not in given and _ramps(config.model):
         ramp = max(2, round(RAMP_SHARE * config.train.span))  # T = 1 is the control without a ramp
-        return config.model_copy(update={"model": config.model.model_copy(update={"T": ramp})})
+        return config.changed(model={"T": ramp})
     return config
 
 
@@ -230,7 +230,7 @@ def _with_context(config: Config) -> Config:
         return config
     longest = config.data.max_length + config.data.length_multiple - 1  # rows are padded to a multiple ...
     rows = -(-longest // ALIGNED) * ALIGNED  # ... and on a GPU to another one
-    return config.model_copy(update={"model": config.model.model_copy(update={"context": rows})})
+    return config.changed(model={"context": rows})
 
 
 def _ramps(model: ModelConfig) -> bool:

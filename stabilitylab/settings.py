@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -317,3 +318,8 @@ class Config(Section):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     probes: ProbesConfig = ProbesConfig()
+
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """Return the configuration with other settings, such as ``train={"seed": 3}``, which are not validated."""
+        own = {name: getattr(self, name).model_copy(update=settings) for name, settings in sections.items()}
+        return self.model_copy(update=own)

@@ -263,12 +263,7 @@ def _config(arch: str, depth: int, width: int | None, settings: Mapping[str, Any
     if width:
         found = resolve(merge(wanted, {"model": sizes(width, found.model)}), depth=depth)
     seed = plan["seeds"][0]
-    return found.model_copy(
-        update={
-            "train": found.train.model_copy(update={"seed": seed}),
-            "data": found.data.model_copy(update={"seed": seed}),
-        }
-    )
+    return found.changed(train={"seed": seed}, data={"seed": seed})
 
 
 def _numbers(option: str, text: str) -> list[int]:

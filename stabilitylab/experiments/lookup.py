@@ -54,8 +54,7 @@ def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment
     """Return the same runs on ``device`` (None: unchanged). The device is not part of the identity of a run."""
     if device is None:
         return list(runs)
-    moved = [(run, run.config.train.model_copy(update={"device": device})) for run in runs]
-    return [replace(run, config=run.config.model_copy(update={"train": train})) for run, train in moved]
+    return [replace(run, config=run.config.changed(train={"device": device})) for run in runs]
 
 
 def folder(figure: str, scale: str = "tiny") -> str:

@@ -42,7 +42,7 @@ def measure_all(
     failed: dict[str, str] = {}
     waiting: deque[tuple[str, Config]] = deque()
     for name, config in dict(todo).items():
-        config = config.model_copy(update={"train": config.train.model_copy(update={"threads": 1})})
+        config = config.changed(train={"threads": 1})
         try:
             if finished(out / name, config):
                 done(name)

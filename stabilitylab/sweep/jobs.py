@@ -158,8 +158,8 @@ def _stopped_early(run: Run, experiment: Experiment) -> Experiment | None:
         return None
     if (stored.get("horizon") or steps) != train.span:
         return None
-    shorter = train.model_copy(update={"steps": steps, "horizon": train.span})
-    return replace(experiment, config=experiment.config.model_copy(update={"train": shorter}))
+    shorter = experiment.config.changed(train={"steps": steps, "horizon": train.span})
+    return replace(experiment, config=shorter)
 
 
 def _not_begun(job: Job) -> Job:

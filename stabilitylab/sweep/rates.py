@@ -47,15 +47,9 @@ class SweptTrainer:
 
     def trial(self, trial: RateTrial) -> Experiment:
         """Return the run of ``trial``. Its name does not say its updates, since a longer trial continues it."""
-        config = self.experiment.config
         own = {"lr": trial.rate, "seed": trial.seed, "steps": trial.updates, "horizon": self.horizon}
-        changed = config.model_copy(
-            update={
-                "train": config.train.model_copy(update={**own, "final_checkpoint": True}),
-                "data": config.data.model_copy(update={"seed": trial.seed}),
-            }
-        )
-        return Experiment(f"{self.experiment.name}-lr{trial.rate:g}-s{trial.seed}", changed)
+        config = self.experiment.config.changed(train={**own, "final_checkpoint": True}, data={"seed": trial.seed})
+        return Experiment(f"{self.experiment.name}-lr{trial.rate:g}-s{trial.seed}", config)
 
     def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]:
         """Run the trials that the ledger lacks. Raises Unfinished if the runs were stopped, or if one of them

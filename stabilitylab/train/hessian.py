@@ -28,4 +28,4 @@ def without_hessian(config: Config) -> Config:
         raise UsageError(f"probe {named[0]!r} needs a Hessian, and {why}: leave the probe out.")
     log.warning("not measured: %s (%s).", ", ".join(found), why)
     names = (*config.probes.names, *(f"-{name}" for name in found))
-    return config.model_copy(update={"probes": config.probes.model_copy(update={"names": names})})
+    return config.changed(probes={"names": names})
