@@ -68,6 +68,12 @@ __all__ = [
 ]
 
 CONFIG_FILE = 1_000_000  # bytes
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "probes": ProbesConfig,
+}
 
 ALIGNED = 8  # lengths of batches on a GPU are multiples of it, at most
 PRORES_SHARE = 0.2  # ours: share of the updates in which ProRes opens all layers of a tiny run; the paper has T = 1000
@@ -194,12 +200,11 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     preset = settings.setdefault("preset", "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.")
-    model = settings.get("model", {})
-    arch = model.get("arch") if isinstance(model, dict) else None
+    given = settings.get("model", {})
+    given = given if isinstance(given, Mapping) else {}  # what is no mapping, validation refuses
+    arch = given.get("arch")
     own = recipe_of(arch) if isinstance(arch, str) else {}
-    given = settings.get("model", {})  # a mapping, or an error of validation
-    design = {"model": design_of(given)} if isinstance(given, Mapping) else {}
-    settings = merge(PRESETS[preset], design, own, settings)
+    settings = merge(PRESETS[preset], {"model": design_of(given)}, own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
         if "d_ffn" not in given and isinstance(width := model.get("d_model", ModelConfig().d_model), int):
@@ -281,11 +286,5 @@ def validated(settings: Mapping[str, Any]) -> Config:
 
 
 def _known(location: tuple[int | str, ...]) -> str:
-    sections: dict[str, type[Section]] = {
-        "model": ModelConfig,
-        "data": DataConfig,
-        "train": TrainConfig,
-        "probes": ProbesConfig,
-    }
-    section = sections.get(str(location[0])) if len(location) > 1 else Config
+    section = SECTIONS.get(str(location[0])) if len(location) > 1 else Config
     return f"; known are {', '.join(section.model_fields)}" if section else ""

@@ -14,11 +14,9 @@ from typing import Any
 
 from ..config import (
     RAMP,
+    SECTIONS,
     Config,
-    DataConfig,
     ModelConfig,
-    ProbesConfig,
-    TrainConfig,
     depth_layers,
     merge,
     resolve,
@@ -40,7 +38,6 @@ ALIASES = {
     "data": ("data.source",),
     "preset": ("preset",),
 }
-SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "probes": ProbesConfig}
 LIMIT = 100_000  # runs; a typo such as seed=0..10^9 should not fill the memory
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 PIECE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^,]*?)\s*,""")
