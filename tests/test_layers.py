@@ -239,6 +239,7 @@ INSIDE = {
             "store.damage",
             "store.files",
             "store.identity",
+            "store.lines",
             "store.names",
             "store.older",
             "store.views",

@@ -7,20 +7,19 @@ them. Runs before schema 3 have no such file.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from .files import contents, inside, replace_file, sync_directory, write_all, writing
 from .identity import Identity
+from .lines import document_in, line_of
 
 FILE = "inventory.jsonl"
 SINCE = 3  # the first schema with an inventory
@@ -108,7 +107,7 @@ def footer_crc_of(path: Path) -> int:
 
 def add(run: Path, entries: Iterable[Entry]) -> None:
     """Append lines, all of them or none, and sync them to the disk. A torn last line from before is removed."""
-    _append(run, "".join(_line(asdict(entry)) for entry in entries), lasting=True)
+    _append(run, "".join(line_of(asdict(entry)) for entry in entries), lasting=True)
 
 
 def begin(run: Path, number: int, identity: Identity) -> None:
@@ -172,7 +171,7 @@ def keep_before(run: Path, part: int, before: Identity, identity: Identity) -> N
 def text_of(found: Inventory, identity: Identity) -> str:
     """Return the text of the file for ``found``, with the run ``identity`` in every line."""
     entries = [replace(entry, run=identity.run_id) for several in found.entries.values() for entry in several]
-    lines = [_line(asdict(entry)) for entry in entries]
+    lines = [line_of(asdict(entry)) for entry in entries]
     lines += [_begun(number, identity) for number in sorted(found.begun)]
     lines += [_left_out(number, count, identity) for number, count in sorted(found.left_out.items())]
     return "".join(lines)
@@ -189,7 +188,7 @@ def read(run: Path, identity: Identity = Identity()) -> Inventory | None:
     if _is_torn(lines[-1]):
         lines.pop()
     for line in filter(None, lines):
-        document = _read_line(line)
+        document = document_in(line)
         try:
             if document is not None and identity.run_id and document.get("run") != identity.run_id:
                 foreign += 1
@@ -209,29 +208,13 @@ def read(run: Path, identity: Identity = Identity()) -> Inventory | None:
 
 
 def _begun(number: int, identity: Identity) -> str:
-    return _line({"journal": number, "run": identity.run_id})
+    return line_of({"journal": number, "run": identity.run_id})
 
 
 def _left_out(number: int, count: int, identity: Identity) -> str:
-    return _line({"journal": number, "left_out": count, "run": identity.run_id})
-
-
-def _line(document: dict[str, Any]) -> str:
-    text = json.dumps(document)
-    return f"{text} {crc32(text.encode()):08x}\n"
+    return line_of({"journal": number, "left_out": count, "run": identity.run_id})
 
 
 def _is_torn(tail: bytes) -> bool:
     """True for the beginning of a line that a crash left: it promises nothing, and is no damage."""
     return bool(tail) and WHOLE.search(tail) is None
-
-
-def _read_line(line: bytes) -> dict[str, Any] | None:
-    text, _, crc = line.rpartition(b" ")
-    if crc != b"%08x" % crc32(text):
-        return None
-    try:
-        document = json.loads(text)
-    except (RecursionError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None

@@ -5,24 +5,23 @@ Each line is a JSON object, then its own CRC-32. A torn last line, which a crash
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from ..errors import DamagedError
 from .documents import plain
 from .files import contents, inside, replace_file, write_all, writing
 from .identity import Identity
+from .lines import document_in, line_of
 
 FILE = "ledger.jsonl"
 
 
 def add_facts(run: Path, facts: Iterable[Mapping[str, Any]], identity: Identity) -> None:
     """Append a line for each fact. The lines are as safe from a power cut as the rows of the journal: not synced."""
-    text = "".join(_line({**plain(fact), "run": identity.run_id}) for fact in facts)
+    text = "".join(line_of({**plain(fact), "run": identity.run_id}) for fact in facts)
     path = inside(run, run / FILE)
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -42,12 +41,11 @@ def read_facts(run: Path, identity: Identity) -> list[dict[str, Any]]:
         return []
     found = []
     for number, line in enumerate(lines, start=1):
-        text, _, crc = line.rpartition(b" ")
-        if crc != b"%08x" % crc32(text) or not text:
+        fact = document_in(line)
+        if fact is None:
             if not line or _is_torn(line):
                 continue
             raise DamagedError(f"line {number} of {run / FILE} is damaged: restore the file from a copy.", run)
-        fact = json.loads(text)
         if identity.run_id and fact.pop("run", None) != identity.run_id:
             raise DamagedError(f"line {number} of {run / FILE} belongs to another run: restore it from a copy.", run)
         found.append(fact)
@@ -58,13 +56,8 @@ def keep_until(run: Path, step: int, before: Identity, identity: Identity) -> No
     """Remove the facts about updates after ``step``, which a resumed run makes anew."""
     if os.path.lexists(run / FILE):
         kept = [fact for fact in read_facts(run, before) if fact.get("step", 0) <= step]
-        lines = [_line({**fact, "run": identity.run_id}) for fact in kept]
+        lines = [line_of({**fact, "run": identity.run_id}) for fact in kept]
         replace_file(inside(run, run / FILE), "".join(lines).encode())
-
-
-def _line(fact: Mapping[str, Any]) -> str:
-    text = json.dumps(fact)
-    return f"{text} {crc32(text.encode()):08x}\n"
 
 
 def _is_torn(line: bytes) -> bool:

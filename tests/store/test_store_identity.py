@@ -23,6 +23,7 @@ from stabilitylab.store import Run, RunWriter, inventory, journal
 from stabilitylab.store.digest import Hashed, seal_of
 from stabilitylab.store.evaluation import write_evaluation
 from stabilitylab.store.incident import write_incident
+from stabilitylab.store.lines import line_of
 from stabilitylab.store.verify import verify
 
 JSON_FILES = ("run.json", "status.json", "incident.json", "evaluation.json")
@@ -387,7 +388,7 @@ def test_an_inventory_line_of_odd_values_is_damage(made: Path) -> None:
     for document in ([], {"run": own}, {"journal": "x", "run": own}, {"journal": 1e400, "run": own}):
         before = inventory.read(made, Run.open(made).identity)
         assert before is not None
-        inventory._append(made, inventory._line(document), lasting=False)  # pyright: ignore[reportArgumentType]
+        inventory._append(made, line_of(document), lasting=False)  # pyright: ignore[reportArgumentType]
         after = inventory.read(made, Run.open(made).identity)
         assert after is not None
         assert after.damaged == before.damaged + 1
