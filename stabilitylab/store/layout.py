@@ -118,7 +118,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
             ):
                 raise ValueError(f"{key} is {document.get(key)!r}"[:80])
         later = facts if version == 1 else _facts_from_json
-        tables = {name: _table_from_json(name, entry, later) for name, entry in document["tables"].items()}
+        tables = {name: _table_from_json(name, json.dumps(entry), later) for name, entry in document["tables"].items()}
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise damaged(run / "run.json", repr(error), run) from error
     return {**document, "tables": tables}
@@ -158,15 +158,9 @@ def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in ("phase", "main", "log", "unit")} | {"undefined": undefined}
 
 
-def _table_from_json(
-    name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-) -> Table:
-    return _checked_table(name, json.dumps(entry), facts)
-
-
-@lru_cache(maxsize=64)  # runs of a sweep have the same tables, of a thousand rows each
-def _checked_table(name: str, told: str, facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Table:
-    entry = json.loads(told)
+@lru_cache(maxsize=64)  # by text: runs of a sweep have the same tables, of a thousand rows each
+def _table_from_json(name: str, text: str, facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Table:
+    entry = json.loads(text)
     _check_names(name, entry)
     rows = entry["rows"]
     (main,) = current(name, [entry.get("main", "")])

@@ -129,8 +129,9 @@ class HeldPieces(Pieces):
     """The pieces of all tables, listed to be read later, one table after the other, as they are now.
 
     A closed journal becomes a part of each table and is removed; the newest journal grows. If the run is ``alive``, the
-    journals are therefore read now, and everything written after the newest of them is left out. Raises
-    FileNotFoundError if files go while they are listed: then list them again.
+    journals are therefore read now, and everything written after the newest of them is left out. ``stamps``: the files
+    of the tables, each with its inode, size and time of the last change. Raises FileNotFoundError if files go while
+    they are listed: then list them again.
     """
 
     def __init__(self, run: Path, tables: Iterable[str], identity: Identity, schema: int, alive: bool) -> None:
@@ -147,15 +148,10 @@ class HeldPieces(Pieces):
         self.done |= {table: _parts(run, table) for table in tables}
         if alive:
             self.done = {name: self._until_now(found) for name, found in self.done.items()}
-        self._stamps = {path: _stamp(path) for number, path in self.waiting.items() if number not in self._held}
+        self.stamps = {path: _stamp(path) for number, path in self.waiting.items() if number not in self._held}
         for found in self.done.values():
-            self._stamps |= {path: _stamp(path) for path in _paths(found)}
+            self.stamps |= {path: _stamp(path) for path in _paths(found)}
         self.inventory = inventory.read(run, identity)
-
-    @property
-    def stamps(self) -> Mapping[Path, Stamp]:
-        """The files of the tables, each with its inode, size and time of the last change."""
-        return self._stamps
 
     @property
     def settled(self) -> bool:
@@ -199,7 +195,7 @@ class HeldPieces(Pieces):
 
     def _check(self, path: Path) -> None:
         try:
-            same = _stamp(path) == self._stamps[path]
+            same = _stamp(path) == self.stamps[path]
         except FileNotFoundError:
             same = False
         if not same:

@@ -412,12 +412,18 @@ class Snapshot(Run):
     """A run at one moment; see :meth:`Run.snapshot`."""
 
     def __init__(
-        self, path: Path, document: Mapping[str, Any], alive: bool, facts: Mapping[str, Any], pieces: HeldPieces
+        self,
+        path: Path,
+        document: Mapping[str, Any],
+        alive: bool,
+        documents: Stamps,
+        facts: Mapping[str, Any],
+        pieces: HeldPieces,
     ) -> None:
         super().__init__(path, document)
         self.settled = True  # False if a file changed while the snapshot was taken, so that not all files may fit
-        self._alive, self._facts, self._pieces, self._metrics = alive, facts, pieces, None
-        self._documents: Stamps | None = None
+        self._alive, self._documents, self._facts, self._pieces = alive, documents, facts, pieces
+        self._metrics = None
         # The metrics of a run that goes on are read now: its first part is written again when a new metric comes.
         if alive:
             self._metrics = _kept(lambda: self._read(METRICS, None))
@@ -440,12 +446,11 @@ class Snapshot(Run):
         try:
             with reading(path):
                 pieces = HeldPieces(path, document["tables"], identity, document["schema_version"], alive)
-                found = cls(path, document, alive, facts, pieces)
+                found = cls(path, document, alive, documents, facts, pieces)
         except (FileNotFoundError, ReplacedError):
             return None
         except MemoryError as error:
             raise ResourceError(f"the journal of {path} does not fit into memory: use a larger machine.") from error
-        found._documents = documents
         resumed = not alive and is_locked(path)
         found.settled = version == _version(path) and not resumed and (pieces.settled or not alive)
         return found
@@ -455,7 +460,7 @@ class Snapshot(Run):
 
     @property
     def stamp(self) -> Stamps | None:
-        return None if self._alive or self._documents is None else {**self._documents, **self._pieces.stamps}
+        return None if self._alive else {**self._documents, **self._pieces.stamps}
 
     @property
     def status(self) -> Status:

@@ -228,8 +228,8 @@ def _whole_steps(run: Run, name: str, number: int, piece: pa.Table, found: Verif
 
 def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None:
     """Report a part whose rows have other sites or layers than run.json."""
-    for column, label in (("site", "site"), ("layer", "layer")):
-        expected = [getattr(row, label) for row in table.rows]
+    for column in ("site", "layer"):
+        expected = [getattr(row, column) for row in table.rows]
         told = piece[column].slice(0, len(expected)).to_pylist()
         if told != expected:
             found.say(f"part {number} of {table.name} has other places than run.json")
