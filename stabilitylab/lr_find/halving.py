@@ -252,9 +252,9 @@ class _Halving:
         if updates < self.plan.trusted:
             return self.spanning(alive)
         best = least(losses)
-        result = self.of(best, updates)
+        result = self.record.result(best, updates)
         delta = self.plan.tolerance(self.record.start, losses[best])
-        kept = {rate for rate in alive if excess(self.of(rate, updates), result).low <= delta}
+        kept = {rate for rate in alive if excess(self.record.result(rate, updates), result).low <= delta}
         at = alive.index(best)
         return sorted(kept | set(alive[max(0, at - 1) : at + 2]))
 
@@ -309,9 +309,6 @@ class _Halving:
         own = [one for trial, one in self.engine.results.items() if trial.rate == higher and trial.updates < updates]
         return None if any(one.failed for one in own) else higher
 
-    def of(self, rate: float, updates: int, seed: int | None = None) -> RateResult:
-        return self.engine.results[RateTrial(rate, self.plan.seeds[0] if seed is None else seed, updates)]
-
     def repeat(self, losses: dict[float, float]) -> None:
         """Repeat the best rate and the largest safe rate with the other seeds."""
         plan, engine = self.plan, self.engine
@@ -338,7 +335,7 @@ class _Halving:
         delta = self.record.delta(plan.horizon)
         for rate in reversed(self.candidates(best, delta)):
             losses = engine.losses([rate], plan.horizon, plan.seeds)[rate]
-            own = [self.of(rate, plan.horizon, seed) for seed in plan.seeds]
+            own = [self.record.result(rate, plan.horizon, seed) for seed in plan.seeds]
             if all(one.eligible and not one.failed for one in own):
                 mean = engine.mean([RateTrial(best, seed, plan.horizon) for seed in plan.seeds])
                 if losses - mean <= delta:
@@ -348,10 +345,11 @@ class _Halving:
 
     def candidates(self, best: float, delta: float) -> list[float]:
         """Return the rates above the best one that the first seed shows within delta of it, without a gap."""
+        record, horizon = self.record, self.plan.horizon
         found = []
-        for rate in sorted(rate for rate in self.record.rungs[self.plan.horizon] if rate > best):
-            one = self.of(rate, self.plan.horizon)
-            if one.failed or not one.eligible or not one.loss - self.of(best, self.plan.horizon).loss <= delta:
+        for rate in sorted(rate for rate in record.rungs[horizon] if rate > best):
+            one = record.result(rate, horizon)
+            if one.failed or not one.eligible or not one.loss - record.result(best, horizon).loss <= delta:
                 break
             found.append(rate)
         return found
@@ -367,7 +365,7 @@ class _Halving:
             trial = RateTrial(rate, plan.seeds[0], updates, warmup)
             self.engine.run([trial])
             self.record.warmups.append(warmup)
-            if excess(self.engine.results[trial], self.of(rate, updates)).mean <= self.record.delta(updates):
+            if excess(self.engine.results[trial], self.record.result(rate, updates)).mean <= self.record.delta(updates):
                 return
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -203,11 +202,6 @@ def _horizon(one: RateAnswer) -> list[str]:
         f"{shown}, extrapolated from {one.trend.rungs} rungs: {there.value:.2g} ({there.low:.2g} to {there.high:.2g}); "
         "not shown.",
     ]
-
-
-def loss_text(loss: float) -> str:
-    """Return a loss as tables show it."""
-    return f"{loss:.3f}" if math.isfinite(loss) else "failed"
 
 
 _TOLD: dict[str, Callable[[RateAnswer], list[str]]] = {

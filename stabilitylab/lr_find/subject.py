@@ -282,11 +282,10 @@ def made_by(model: nn.Module | Callable[[], nn.Module], optimizer: Any) -> tuple
     if not isinstance(model, nn.Module):
         if own is not None:
             raise UsageError("optimizer belongs to another model than the one that model() makes: give a function.")
-        fresh = model()
-        return fresh, optimizer
+        return model(), optimizer
     try:
         plain = getattr(model, "_orig_mod", model)
-        return copy.deepcopy((plain, own or optimizer)) if own is not None else (copy.deepcopy(plain), optimizer)
+        return copy.deepcopy((plain, own)) if own is not None else (copy.deepcopy(plain), optimizer)
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"the model cannot be copied ({str(error).splitlines()[0]}): give a function that makes it, or the module "

@@ -136,8 +136,7 @@ class FolderTrials:
         return result
 
     def _take(self, trial: RateTrial, end: TrialEnd) -> None:
-        self.folder.add(trial, end)
-        self.budget.spent += end.ran
+        self.take_part(trial, end)
         self.audience.ended(trial, self._result(trial))
 
     def take_part(self, trial: RateTrial, end: TrialEnd) -> None:
