@@ -1,8 +1,10 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the flags that were given."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -10,3 +12,13 @@ RUNS = Path("runs")
 JSON = typer.Option("--json", help="Print one JSON object on stdout.")
 QUIET = typer.Option("-q", "--quiet", help="No progress.")
 VERBOSE = typer.Option("-v", "--verbose", help="Log more; show tracebacks.")
+
+
+def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags, by section, without those that were not given (None), so that presets and files still decide
+    them."""
+    trimmed = {
+        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for key, value in flags.items()
+    }
+    return {key: value for key, value in trimmed.items() if value not in (None, {})}

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..lr_find.search import HORIZON
 from ..printable import screen
 from ._factory import GIVES, OF_CHECK, OF_LR_FIND, made_by, named
-from ._options import JSON, QUIET, RUNS, VERBOSE
+from ._options import JSON, QUIET, RUNS, VERBOSE, given_flags
 from .base import command
 
 if TYPE_CHECKING:
@@ -243,11 +243,8 @@ def _settings(
     """Merge file < flags < ``--set``; a flag that was not given is None."""
     from ..config import merge, parse_set, read_config_file
 
-    given = {"model": {"stack": stack, "design": model}, "data": {"source": data, "valid": valid}, "train": {"lr": lr}}
-    flags: dict[str, Any] = {
-        section: {key: value for key, value in own.items() if value is not None} for section, own in given.items()
-    }
-    flags |= {} if preset is None else {"preset": preset}
+    sections = {"model": {"stack": stack, "design": model}, "data": {"source": data, "valid": valid}}
+    flags = given_flags({"preset": preset, **sections, "train": {"lr": lr}})
     return merge(read_config_file(config) if config else {}, flags, parse_set(set_ or ()))
 
 

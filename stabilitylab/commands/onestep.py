@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from ..printable import screen
-from ._options import QUIET, RUNS, VERBOSE
+from ._options import QUIET, RUNS, VERBOSE, given_flags
 from .base import command
 
 
@@ -42,18 +42,9 @@ def onestep(
     from ..config import parse_set, read_config_file, resolve
     from ..train.run import free_name
 
-    flags: dict[str, dict[str, Any] | str | None] = {
-        "preset": preset,
-        "model": {"arch": arch, "stack": stack, "design": model},
-        "data": {"source": data},
-        "train": {"seed": seed},
-    }
-    given = {
-        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-        for key, value in flags.items()
-        if value is not None
-    }
-    settings = resolve(read_config_file(config) if config else {}, given, parse_set(set_ or ()), depth=depth)
+    sections = {"model": {"arch": arch, "stack": stack, "design": model}, "data": {"source": data}}
+    flags = given_flags({"preset": preset, **sections, "train": {"seed": seed}})
+    settings = resolve(read_config_file(config) if config else {}, flags, parse_set(set_ or ()), depth=depth)
     path = measuring.measure(settings, out, name or free_name(settings, out, "onestep-"))
     if not quiet:
         _show(path)

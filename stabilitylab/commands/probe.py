@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -18,7 +18,7 @@ from rich.table import Table
 from ..errors import DivergedError, UsageError
 from ..inputs import shown
 from ..printable import screen
-from ._options import JSON, RUNS
+from ._options import JSON, RUNS, given_flags
 from .base import command
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def probe(
 ) -> int:
     """Train a reference Transformer and record its stability, layer by layer."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
-    flags: dict[str, Any] = {
+    every_flag = {
         "preset": preset,
         "model": {
             "arch": arch,
@@ -172,7 +172,7 @@ def probe(
             "record": record or None,
         },
     }
-    flags = _given(flags)
+    flags = given_flags(every_flag)
     if show != "grad_norm":
         from ..probes import PROBES
 
@@ -211,15 +211,6 @@ def _every(text: str | None) -> int | str | None:
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags without those that were not given, so that presets and files still decide them."""
-    trimmed = {
-        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-        for key, value in flags.items()
-    }
-    return {key: value for key, value in trimmed.items() if value not in (None, {})}
 
 
 def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: bool, quiet: bool, shown: str) -> int:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..printable import screen
-from ._options import QUIET, RUNS, VERBOSE
+from ._options import QUIET, RUNS, VERBOSE, given_flags
 from .base import command
 
 if TYPE_CHECKING:
@@ -97,17 +97,20 @@ def sweep(
     on."""
     from .. import experiments
     from .. import sweep as sweeping
+    from ..config import merge, parse_set
+    from . import _rate_choice
     from . import _stability as stability
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
+    kept = None if ledger is None else sweeping.Ledger(ledger)
+    source = given_flags({"source": data, "valid": valid})
     if choose_rate:
         if not grid or print_ or status or launcher != "local" or minutes is not None or seeds is not None:
             raise UsageError("--choose-rate goes with --grid, --data, --steps, --set, --ledger and --jobs alone.")
-        return _choose(what, data, valid, steps, set_ or (), device, out, ledger, jobs or 1, quiet)
+        settings = merge(parse_set(set_ or ()), {"data": source, "train": given_flags({"steps": steps})})
+        return _rate_choice.choose(what, settings, device, out, kept, jobs or 1, quiet)
     table = not grid and {*map(experiments.SWEEPS.resolve, what)} == {stability.TABLE}
-    kept = None if ledger is None else sweeping.Ledger(ledger)
-    source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
     if table:
         planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out, kept)]
     else:
@@ -158,29 +161,6 @@ def sweep(
     return worst
 
 
-def _choose(
-    axes: Sequence[str],
-    data: str | None,
-    valid: str | None,
-    steps: int | None,
-    set_: Sequence[str],
-    device: str | None,
-    out: Path,
-    ledger: Path | None,
-    jobs: int,
-    quiet: bool,
-) -> int:
-    """Search the rates of a grid."""
-    from .. import sweep as sweeping
-    from ..config import merge, parse_set
-    from . import _rate_choice
-
-    source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
-    settings = merge(parse_set(set_), {"data": source, "train": {} if steps is None else {"steps": steps}})
-    kept = None if ledger is None else sweeping.Ledger(ledger)
-    return _rate_choice.choose(axes, settings, device, out, kept, jobs, quiet)
-
-
 def _cost(asked: Mapping[str, float | None]) -> str:
     """Return the cost in words, such as ``about 16 core-minutes for 3``, or that nobody measured it."""
     known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
@@ -226,7 +206,7 @@ def _planned(
     if grid:
         if seeds is not None:
             raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
-        updates = {} if steps is None else {"steps": steps}
+        updates = given_flags({"steps": steps})
         if updates and any(axis.partition("=")[0].strip() in ("steps", "train.steps") for axis in what):
             raise UsageError(f"--steps {steps} and an axis of steps exclude each other: leave out one of them.")
         own = sweeping.grid(what, merge(parse_set(set_), {"data": data, "train": updates}))
