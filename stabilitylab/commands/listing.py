@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ..store import Run
 
 
-KINDS = "archs, probes, figures, detectors, signals, sources, sweeps, commands, presets"  # keys of catalogue()
+KINDS = ("archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands", "presets")
 
 
 @command("list", rank=120)
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help=f"One of {KINDS}.", show_default="all of them")
+        str | None, typer.Argument(metavar="WHAT", help=f"One of {', '.join(KINDS)}.", show_default="all of them")
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
@@ -173,22 +173,14 @@ def runs(
 
 
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
-    """Return archs (with their facts), probes, figures and presets (one line each), read from the registries."""
-    from ..alarm import SIGNALS
+    """Return archs (with their facts) and the entries of all other kinds (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
-    from ..data.source import SOURCES
-    from ..diagnose.events import DETECTORS
-    from ..experiments import SWEEPS
-    from ..models import ARCHS
     from ..models.facts import facts
-    from ..probes import PROBES
-    from ..reports.base import FIGURES
 
     def first_line(entry: Any) -> str:
         return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
 
-    def of_signal(name: str) -> str:
-        found = SIGNALS[name]
+    def of_signal(found: Any) -> str:
         where = f"{found.table}.{found.column}" if found.table else f"the metric {found.column}"
         return f"{found.title}; reads {where}, as {', '.join(found.readings)}"
 
@@ -197,15 +189,16 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
     for name, sections in PRESETS.items():
         model = base.model_copy(update=sections.get("model", {}))
         presets[name] = f"{model.d_model}-{model.d_ffn}-{model.heads}"
+    known = registries(KINDS)
     return {
-        "archs": {name: facts(name, encoder_layers, decoder_layers) for name in sorted(ARCHS)},
-        "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
-        "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
-        "detectors": {kind: f"{DETECTORS[kind].title}; reads {', '.join(DETECTORS[kind].reads)}" for kind in DETECTORS},
-        "signals": {name: of_signal(name) for name in SIGNALS},
-        "sources": {name: f"{SOURCES[name].form}: {first_line(SOURCES[name].load)}" for name in SOURCES},
-        "sweeps": {name: first_line(SWEEPS[name].runs) for name in sorted(SWEEPS)},
-        "commands": {name: first_line(COMMANDS[name].function) for name in sorted(COMMANDS)},
+        "archs": {name: facts(name, encoder_layers, decoder_layers) for name in sorted(known["archs"])},
+        "probes": {name: first_line(one) for name, one in sorted(known["probes"].items())},
+        "figures": {id: f"{one.title} ({one.source})" for id, one in sorted(known["figures"].items())},
+        "detectors": {kind: f"{one.title}; reads {', '.join(one.reads)}" for kind, one in known["detectors"].items()},
+        "signals": {name: of_signal(one) for name, one in known["signals"].items()},
+        "sources": {name: f"{one.form}: {first_line(one.load)}" for name, one in known["sources"].items()},
+        "sweeps": {name: first_line(one.runs) for name, one in sorted(known["sweeps"].items())},
+        "commands": {name: first_line(one.function) for name, one in sorted(known["commands"].items())},
         "presets": presets,
     }
 
