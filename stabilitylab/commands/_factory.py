@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import isfunction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError, StabilityLabError, UsageError, meant
@@ -28,18 +29,12 @@ def made_by(
     takes: str,
     arguments: Collection[str],
     others: Collection[str],
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Mapping[str, Any]:
     """Call ``factory`` for a command, with ``options``; a tuple of three or four becomes a dict. ``arguments`` of
     ``takes``: the allowed keys; ``others``: keys that are left out, since one function serves several commands. A
     function that returns ``batches`` alone gives the first of them as its ``batch``."""
-    function = named(factory, command)
-    try:
-        given = function(**(options or {}))
-    except StabilityLabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    given = called(factory, command, options)
     if isinstance(given, tuple) and len(given) in (3, 4):
         return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
     if isinstance(given, Mapping) and "batch" not in given and isinstance(given.get("batches"), Sequence):
@@ -53,7 +48,18 @@ def made_by(
     raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")
 
 
-def named(factory: str, command: str) -> Callable[[], Any]:
+def called(factory: str, command: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return what the function that a command is given returns for ``options``. Raises InputError if it fails."""
+    function = named(factory, command)
+    try:
+        return function(**options)
+    except StabilityLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+
+
+def named(factory: str, command: str) -> Callable[..., Any]:
     """Import the function that a command is given as PACKAGE.MODULE:FACTORY. Raises UsageError for a wrong name,
     InputError if the module cannot be imported."""
     name, colon, attribute = factory.partition(":")

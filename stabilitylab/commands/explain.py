@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError, StabilityLabError, UsageError
+from ..errors import UsageError
 from ..printable import screen
-from ._factory import OF_CHECK, named
+from ._factory import OF_CHECK, called
 from ._options import JSON, VERBOSE
 from .base import command
 
@@ -86,13 +86,7 @@ def _of_probe(run: Run) -> Mapping[str, Any]:
 
 
 def _from_factory(factory: str) -> Mapping[str, Any]:
-    function = named(factory, "explain")
-    try:
-        given = function()
-    except StabilityLabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    given = called(factory, "explain")
     if isinstance(given, tuple) and len(given) == 4:
         given = dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=True))
     if not isinstance(given, Mapping) or not {"model", "loss_fn", "optimizer"} <= set(given):
