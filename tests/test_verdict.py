@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stabilitylab.store.layout import plain
+from stabilitylab.store.documents import plain
 from stabilitylab.verdict import (
     LEAST,
     LEVEL_NATS,

@@ -1,7 +1,8 @@
-"""Options that several commands share, and the flags that were given."""
+"""Options that several commands share, the flags that were given, and the answer to ``--json``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,3 +23,10 @@ def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flags.items()
     }
     return {key: value for key, value in trimmed.items() if value not in (None, {})}
+
+
+def print_json(facts: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Print one JSON object; numbers that are not finite become text."""
+    from ..store.documents import plain
+
+    print(json.dumps(plain(facts), indent=indent))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from ..printable import screen
+from ._options import print_json
 
 if TYPE_CHECKING:
     from ..store import Run
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from ..verdict import Verdict
 
 
-def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
+def print_outcome(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
     """Print the result of a run as ``--json`` shows it."""
-    from ..store.layout import plain
     from ..terminal import summary
 
     head, body = summary(run)
     rows = [dict(zip(head, line, strict=True)) for line in body]
-    facts = {"run": str(run.path), "state": state, "step": step, "verdict": verdict, "summary": rows}
-    print(json.dumps(plain(facts), indent=2))
+    print_json({"run": str(run.path), "state": state, "step": step, "verdict": verdict, "summary": rows})
 
 
 def print_summary(run: Any, result: Result) -> None:

@@ -38,7 +38,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
 def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
     """Print the path of a run that had ended before, and that nothing was done; return the exit code."""
     from ..probes.parameters.ranks import is_first_rank
-    from ._outcome import print_json
+    from ._outcome import print_outcome
 
     if not is_first_rank():
         return 0
@@ -46,7 +46,7 @@ def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
     status = run.status
     if as_json:
         verdict = run.verdict
-        print_json(run, status.state, status.step, verdict.recorded() if verdict else None)
+        print_outcome(run, status.state, status.step, verdict.recorded() if verdict else None)
     else:
         if not quiet:
             print(f"nothing to do: {path} has ended already, {status.state} at step {status.step}", file=sys.stderr)

@@ -110,7 +110,7 @@ def _read(
     from ..alarm import Alarm
     from ..alarm.reading import listen
     from ..store import Run
-    from ..store.layout import plain
+    from ..store.documents import plain
 
     opened = Run.open(run)
     ear = Alarm(rules, mute=mute, refractory=refractory)
@@ -129,7 +129,7 @@ def _calibrate(given: Sequence[Path], rules: str | None, out: Path, as_json: boo
     from ..alarm.calibration import refuse_file
     from ..alarm.rules import LOUD
     from ..store import Run
-    from ..store.layout import plain
+    from ..store.documents import plain
 
     refuse_file(out)
     opened = [Run.open(run) for run in given]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from rich.console import Console
 from ..errors import UsageError
 from ..printable import screen
 from ._factory import OF_CHECK, OF_LR_FIND, made_by
-from ._options import JSON, VERBOSE
+from ._options import JSON, VERBOSE, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -93,9 +92,7 @@ def bisect(
 
         write(found, picture)
     if as_json:
-        from ..store.layout import plain
-
-        print(json.dumps(plain(found.as_dict()), indent=2))
+        print_json(found.as_dict())
     else:
         show(screen(piped=400), found, every)
         if picture is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 from ..errors import UsageError
 from ..printable import screen
 from ._factory import GIVES, OF_LR_FIND, made_by, named
-from ._options import JSON, VERBOSE
+from ._options import JSON, VERBOSE, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -53,15 +52,16 @@ def check(
     With --neutral: exit code 0 neutral, 1 not neutral, 5 not decidable here, where two unwatched runs differ
     (docs/neutral.md).
     """
-    from ..store.layout import plain
-
     if neutral:
         from ..check import verify_neutral
 
         if every:
             raise UsageError("--all shows layers, of which --neutral has none: leave one of the two out.")
         found = verify_neutral(named(factory, "check"), updates or 3)
-        print(json.dumps(plain(found.as_dict())) if json_ else found)
+        if json_:
+            print_json(found.as_dict(), indent=None)
+        else:
+            print(found)
         if found.exit_code:
             raise typer.Exit(found.exit_code)
         return
@@ -82,17 +82,18 @@ def check(
         on_first_rank(lambda: _shown(found, json_))
     else:
         found = preflight(**_arguments(given, keys[0], OF_RANKS))
-        print(json.dumps(plain(found.as_dict())) if json_ else found.text(every))
+        if json_:
+            print_json(found.as_dict(), indent=None)
+        else:
+            print(found.text(every))
     if not found.ok:
         raise typer.Exit(1)
 
 
 def _shown(found: RankCheck, json_: bool) -> None:
     """Print the result, at once."""
-    from ..store.layout import plain
-
     if json_:
-        print(json.dumps(plain(found.as_dict())))
+        print_json(found.as_dict(), indent=None)
     else:
         console = screen(piped=10_000)
         console.print(str(found))

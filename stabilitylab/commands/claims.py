@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import ResourceError, UsageError
 from ..printable import screen
 from ._claims_shown import show, show_power
-from ._options import JSON, QUIET, RUNS, VERBOSE
+from ._options import JSON, QUIET, RUNS, VERBOSE, print_json
 from .base import command
 
 
@@ -60,10 +59,7 @@ def claims(
     for path, sentence in broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     if as_json:
-        from ..store.layout import plain
-
-        facts = {"headline": headline(findings), "claims": [finding.as_dict() for finding in findings]}
-        print(json.dumps(plain(facts), indent=2))
+        print_json({"headline": headline(findings), "claims": [finding.as_dict() for finding in findings]})
     else:
         show(findings, everything)
     failed = [finding for finding in findings if finding.error is not None]
@@ -100,9 +96,7 @@ def _power(folder: Path, pilot: Path | None, only: Sequence[str], as_json: bool)
     pilots = planning.from_ledger(pilot) if pilot else planning.from_runs(load(folder)[0])
     found = [planning.power(CLAIMS[id], pilots.get(id)) for id in sorted(chosen)]
     if as_json:
-        from ..store.layout import plain
-
-        print(json.dumps(plain({"power": [one.as_dict() for one in found]}), indent=2))
+        print_json({"power": [one.as_dict() for one in found]})
     else:
         show_power(found)
     return 0

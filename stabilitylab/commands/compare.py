@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from ..errors import DamagedError, UsageError, listed
 from ..printable import screen
-from ._options import JSON, VERBOSE
+from ._options import JSON, VERBOSE, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def compare(
     from ..diagnose import compare as compared
     from ..diagnose import side_by_side
     from ..store import Run
-    from ..store.layout import plain
 
     opened: list[Run] = []
     left, unreadable = list(runs), []
@@ -63,7 +61,7 @@ def compare(
     if as_json:
         facts = {} if found is None else found.as_dict()
         more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
-        print(json.dumps(plain(facts | more), indent=2))
+        print_json(facts | more)
         return
     console = screen(piped=400)
     _side_by_side(console, standings, opened if found is None else [])

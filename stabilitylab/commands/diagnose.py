@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ..printable import screen
-from ._options import JSON, VERBOSE
+from ._options import JSON, VERBOSE, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -37,11 +36,10 @@ def diagnose(
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run
-    from ..store.layout import plain
 
     found = diagnosed(Run.open(run))
     if as_json:
-        print(json.dumps(plain(found.as_dict()), indent=2))
+        print_json(found.as_dict())
     else:
         _show(found)
     return int(fail and found.verdict in ("warning", "failure"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from ..errors import UsageError
 from ..printable import screen
 from ._factory import OF_CHECK, called
-from ._options import JSON, VERBOSE
+from ._options import JSON, VERBOSE, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def explain(
     from ..explain.explanation import explain as explained
     from ..probes.parameters.ranks import is_first_rank
     from ..store import Run
-    from ..store.layout import plain
 
     opened = Run.open(run)
     given = _from_factory(factory) if factory else _of_probe(opened)
@@ -69,7 +67,7 @@ def explain(
     if not is_first_rank():
         return found.exit_code
     if as_json:
-        print(json.dumps(plain(found.as_dict()), indent=2))
+        print_json(found.as_dict())
     else:
         answer = screen(piped=10_000)
         answer.print(f"{run}: {found}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from ..errors import UsageError
 from ..lr_find.search import HORIZON
 from ..printable import screen
 from ._factory import GIVES, OF_CHECK, OF_LR_FIND, made_by, named
-from ._options import JSON, QUIET, RUNS, VERBOSE, given_flags
+from ._options import JSON, QUIET, RUNS, VERBOSE, given_flags, print_json
 from .base import command
 
 if TYPE_CHECKING:
@@ -295,10 +294,8 @@ def _folder(out: Path | None, name: str, resume: bool) -> Path:
 
 def _show(found: RateAnswer | ScaledRates, folder: Path, as_json: bool, quiet: bool) -> int:
     """Print the answer; return the exit code."""
-    from ..store.layout import plain
-
     if as_json:
-        print(json.dumps(plain(found.as_dict()), indent=2))
+        print_json(found.as_dict())
     else:
         console = screen(piped=100)
         for sentence in found.sentences():

@@ -291,14 +291,14 @@ def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, qui
 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
-    from ._outcome import print_json, print_summary
+    from ._outcome import print_outcome, print_summary
 
     if result.signal == signal.SIGHUP:  # the terminal is gone, so nobody would read the output
         return 128 + signal.SIGHUP
     run = Run.open(result.path)
     verdict = result.verdict
     if as_json:
-        print_json(run, result.state, result.row, verdict.recorded() if verdict else None)
+        print_outcome(run, result.state, result.row, verdict.recorded() if verdict else None)
     elif not quiet:
         print_summary(run, result)
     else:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, UsageError
+from ..store.documents import plain
 from ..store.files import replace_file, writing
-from ..store.layout import checkpoints, plain
+from ..store.layout import checkpoints
 from .halving import RatePlan
 from .search import RateResult, RateTrial
 from .trial import TrialEnd, name_of

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
+from ..store.documents import plain
 from ..store.files import replace_file
-from ..store.layout import plain
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
 from .collection import Record, Runs, built_in, save, spared

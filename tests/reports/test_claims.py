@@ -37,7 +37,7 @@ from stabilitylab.reports.collection import Runs, pairs
 from stabilitylab.reports.headline import Tally, headline, tallies
 from stabilitylab.reports.measures.comparison import both
 from stabilitylab.reports.statistics import Region
-from stabilitylab.store.layout import plain
+from stabilitylab.store.documents import plain
 from stabilitylab.verdict import UNREAD
 
 NO_RUNS = Runs([])
