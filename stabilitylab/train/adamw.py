@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +71,12 @@ class LeanAdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for number, group in enumerate(self.param_groups):
-            gradients = [parameter.grad for parameter in group["params"]]
-            present = tuple([gradient is not None for gradient in gradients])
-            lists = self._lists.get(number)
-            if lists is None or lists.present != present:
-                lists = self._lists[number] = self._gathered(group, present)
-            if not lists.parameters:
-                continue
+        for _, group, lists, gradients in self._with_gradients():
             lists.count.add_(1)
             beta1, beta2 = group["betas"]
             torch._fused_adamw_(
                 lists.parameters,
-                [gradient for gradient in gradients if gradient is not None],
+                gradients,
                 lists.means,
                 lists.squares,
                 [],
@@ -97,6 +90,17 @@ class LeanAdamW(torch.optim.AdamW):
                 maximize=False,
             )
         return loss
+
+    def _with_gradients(self) -> Iterator[tuple[int, dict[str, Any], _Lists, list[Tensor]]]:
+        """Yield the number of each group that has gradients, the group, its lists and the gradients."""
+        for number, group in enumerate(self.param_groups):
+            gradients = [parameter.grad for parameter in group["params"]]
+            present = tuple([gradient is not None for gradient in gradients])
+            lists = self._lists.get(number)
+            if lists is None or lists.present != present:
+                lists = self._lists[number] = self._gathered(group, present)
+            if lists.parameters:
+                yield number, group, lists, [gradient for gradient in gradients if gradient is not None]
 
     def _gathered(self, group: dict[str, Any], present: tuple[bool, ...]) -> _Lists:
         """Return the lists of the group. Missing state is created, and the step counts move into a tensor of their

@@ -93,20 +93,12 @@ class OnePassAdamW(LeanAdamW):
         pieces = self._pieces or [(parameter, None) for group in self.param_groups for parameter in group["params"]]
         device = pieces[0][0].device
         sums = torch.zeros(len(pieces), SUMS, dtype=torch.float64, device=device)
-        for number, group in enumerate(self.param_groups):
-            gradients = [parameter.grad for parameter in group["params"]]
-            present = tuple(gradient is not None for gradient in gradients)
-            lists = self._lists.get(number)
-            if lists is None or lists.present != present:
-                lists = self._lists[number] = self._gathered(group, present)
-            if not lists.parameters:
-                continue
-            if number not in self._chunks or self._chunks[number][0] != present:
-                self._chunks[number] = present, _chunks(pieces, lists)
+        for number, group, lists, gradients in self._with_gradients():
+            if number not in self._chunks or self._chunks[number][0] != lists.present:
+                self._chunks[number] = lists.present, _chunks(pieces, lists)
             lists.count.add_(1)
-            given = [gradient for gradient in gradients if gradient is not None]
-            table = self._table(self._chunks[number][1], given)
-            _run(self._chunks[number][1], table, lists.count, group, sums)
+            chunks = self._chunks[number][1]
+            _run(chunks, self._table(chunks, gradients), lists.count, group, sums)
         self._sums = sums
         return None
 
