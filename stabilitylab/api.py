@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 log = logging.getLogger("stabilitylab")
+T = TypeVar("T")
 
 
 class WatchKeywords(TypedDict, total=False):
@@ -265,12 +266,15 @@ def watch(
             log.warning("%s: alarm: %s. Healthy runs of another recipe calibrated it.", run.path, line)
         return AlarmSink(sink or run, ear, run.record, getattr(sink, "alert", None))
 
-    ear = _alarm(alarm, on_alarm) if parallel == "off" else on_first_rank(lambda: _alarm(alarm, on_alarm))
+    def on_first(make: Callable[[], T]) -> T | None:
+        return make() if parallel == "off" else on_first_rank(make)
+
+    ear = on_first(lambda: _alarm(alarm, on_alarm))
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
         update_every = "log" if reference == "first batch" else every
-    run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
+    run = on_first(create) or AbsentRun(out)
     try:
         options = WatchOptions(
             probes=probes,
@@ -293,7 +297,7 @@ def watch(
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )
-        watcher = RunWatcher(model, run, options, heard() if parallel == "off" else on_first_rank(heard))
+        watcher = RunWatcher(model, run, options, on_first(heard))
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])
         return watcher
