@@ -20,37 +20,30 @@ SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit torch's thr
 DIED = "its process was killed, perhaps for want of memory: use fewer jobs, or a smaller model"
 
 
-Measure = Callable[[Config, Path, str], object]  # a function of a module, since a process imports it by its name
-
-
 def measure_all(
     todo: Sequence[tuple[str, Config]],
     out: Path,
     jobs: int,
     done: Callable[[str], None],
-    *,
-    measure: Measure = measure,
-    finished: Callable[[Path, Config], bool] | None = None,
 ) -> dict[str, str]:
-    """Call ``measure`` for each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; return
-    name -> reason, for the runs that failed.
+    """Measure each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; return name ->
+    reason, for the runs that failed.
 
-    ``finished`` runs (:func:`is_finished`) are kept, others are made again; ``done`` is called with the name of each
+    Finished runs (:func:`is_finished`) are kept, others are made again; ``done`` is called with the name of each
     finished run. The numbers do not depend on ``jobs``. On Ctrl-C the processes end at once, and finished runs stay.
     """
-    finished = finished or is_finished
     failed: dict[str, str] = {}
     waiting: deque[tuple[str, Config]] = deque()
     for name, config in dict(todo).items():
         config = config.changed(train={"threads": 1})
         try:
-            if finished(out / name, config):
+            if is_finished(out / name, config):
                 done(name)
             else:
                 waiting.append((name, config))
         except StabilityLabError as error:
             failed[name] = str(error)
-    workers = [Worker(out, measure) for _ in range(min(max(1, jobs), len(waiting)))]
+    workers = [Worker(out) for _ in range(min(max(1, jobs), len(waiting)))]
     try:
         while True:
             for worker in workers:
@@ -103,9 +96,9 @@ def _stored(run: Run) -> Config | None:
 class Worker:
     """A process that measures one configuration at a time. If it dies, the next ``give`` starts another."""
 
-    def __init__(self, out: Path, measure: Measure = measure) -> None:
+    def __init__(self, out: Path) -> None:
         self.name: str | None = None
-        self._out, self._measure = out, measure
+        self._out = out
         self._start()
 
     def give(self, name: str, config: Config) -> None:
@@ -133,12 +126,12 @@ class Worker:
 
     def _start(self) -> None:
         self.pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=serve, args=(theirs, self._out, self._measure), daemon=True)
+        self._process = SPAWN.Process(target=serve, args=(theirs, self._out), daemon=True)
         self._process.start()
         theirs.close()  # else the pipe would outlive the process
 
 
-def serve(pipe: Connection, out: Path, measure: Measure = measure) -> None:
+def serve(pipe: Connection, out: Path) -> None:
     """Measure configurations until the pipe ends; runs in the worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches both; the parent ends its workers
     while True:
