@@ -20,7 +20,7 @@ from .running import RunningText
 from .source import named
 from .sources.text import Bounds, read_pair
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
-from .unigram import Unigram, entropy
+from .unigram import Unigram
 
 VALIDATION_ROWS = 64  # sentences of a batch of the validation set
 
@@ -96,16 +96,10 @@ class Dataset:
 
     def _unigram(self, batches: Iterable[Batch]) -> Unigram:
         """Score the training set's label frequencies on the labels of ``batches``."""
-        labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
-        return Unigram.of(self._training_labels(), labels, self.target_vocab)
-
-    def _training_labels(self) -> np.ndarray:
         target = self._rows.target
-        return target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
-
-    def label_entropy(self) -> float:
-        """Return the entropy of the training set's label frequencies [nats]."""
-        return entropy(self._training_labels(), self.target_vocab)
+        training = target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
+        labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
+        return Unigram.of(training, labels, self.target_vocab)
 
     def _shuffled(self, epoch: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
         random = stream(self._config.seed, ORDER, epoch)

@@ -23,20 +23,7 @@ class Unigram:
     @classmethod
     def of(cls, training: np.ndarray, held_out: np.ndarray, vocab: int) -> Unigram:
         """Count label ids of any shape and score them; PAD in ``training`` is not a label."""
-        counts = counted(training, vocab)
+        counts = np.bincount(training.ravel(), minlength=vocab)
+        counts[PAD] = 0
         log_p = np.log((counts + 1) / (counts.sum() + vocab))
         return cls(float(-log_p[held_out].mean()), float((held_out == counts.argmax()).mean()))
-
-
-def counted(training: np.ndarray, vocab: int) -> np.ndarray:
-    """Count each label; PAD is not a label."""
-    counts = np.bincount(training.ravel(), minlength=vocab)
-    counts[PAD] = 0
-    return counts
-
-
-def entropy(training: np.ndarray, vocab: int) -> float:
-    """Return the entropy of the label frequencies [nats]. It identifies a training text, whatever is held out."""
-    counts = counted(training, vocab)
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
