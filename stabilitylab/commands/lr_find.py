@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..lr_find.subject import RateSubject
     from ..terminal.rates import RateDisplay
 
-SEEDS = "0,1,2"
 PANELS = ("Reference model", "Plan", "Search")
 _model, _plan, _budget = (partial(typer.Option, rich_help_panel=panel) for panel in PANELS)
 
@@ -96,7 +95,8 @@ def lr_find(
     from ..lr_find.folder import plan_at
     from ..terminal.rates import RateDisplay
 
-    check_numbers(horizon, _numbers("--seeds", seeds or SEEDS), updates, minutes)
+    own_seeds = None if seeds is None else tuple(_numbers("--seeds", seeds))
+    check_numbers(horizon, own_seeds or (), updates, minutes)
     reference = {
         "--arch": arch, "--depth": depth, "--d-model": d_model, "--data": data, "--valid": valid, "--stack": stack,
         "--model": model, "--preset": preset, "--lr": lr, "--config": config, "--set": set_,
@@ -115,7 +115,7 @@ def lr_find(
             for width in _widths(widths) or [0]
         }
 
-    asked = {"horizon": horizon, "seeds": seeds and tuple(_numbers("--seeds", seeds)), "warmup": warmup, "delta": delta}
+    asked = {"horizon": horizon, "seeds": own_seeds, "warmup": warmup, "delta": delta}
     plan = _planned(asked, {})
     if factory is None:
         first = next(iter(configs(plan).values()))
@@ -135,7 +135,9 @@ def lr_find(
 
 def _planned(asked: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan: what was given, else what a search that goes on was begun with, else the default."""
-    usual = {"horizon": HORIZON, "seeds": tuple(_numbers("--seeds", SEEDS)), "warmup": None, "delta": None}
+    from ..lr_find.halving import SEEDS
+
+    usual = {"horizon": HORIZON, "seeds": SEEDS, "warmup": None, "delta": None}
     return {name: value if value is not None else before.get(name, usual[name]) for name, value in asked.items()}
 
 

@@ -112,6 +112,7 @@ def test_json_is_one_object(mine) -> None:
         (("mine:lbfgs",), 2, "LBFGS needs a closure"),
         (("mine:ready", "--arch", "postln"), 2, "--arch is about reference models"),
         (("mine:ready", "--seeds", "a"), 2, "--seeds a must be whole numbers"),
+        (("--arch", "preln", "--seeds", ""), 2, "--seeds must be whole numbers"),
         (("mine:ready", "--minutes", "0"), 2, "minutes"),
         (("mine:pair", "--widths", "8,16"), 2, "calls mine:pair with scale=, which it does not take"),
         (("mine:ready", "--widths", "8"), 2, "one width shows no change"),
