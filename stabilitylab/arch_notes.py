@@ -111,16 +111,18 @@ def _built_in() -> dict[str, ArchNote]:
 def written(source: str) -> Iterator[ArchNote]:
     """Yield the notes of the classes under ``@arch(...)`` in a file."""
     for node in ast.parse(source).body:
-        for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for call in node.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "arch":
                 values = {key.arg: ast.literal_eval(key.value) for key in call.keywords if key.arg}
                 values |= {name: ast.literal_eval(value) for name, value in _assigned(node) if name in KEYS}
                 yield ArchNote(ast.literal_eval(call.args[0]), **values)
 
 
-def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     """Yield the values that a class body gives to names."""
-    for each in getattr(node, "body", ()):
+    for each in node.body:
         if isinstance(each, ast.Assign):
             yield ast.unparse(each.targets[0]), each.value
         elif isinstance(each, ast.AnnAssign) and each.value is not None:
