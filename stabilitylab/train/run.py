@@ -103,9 +103,7 @@ def start(plan: Plan, out: Path, name: str | None = None, audience: RunAudience 
     facts = manifest(plan)
     path = from_first_rank(out / (name or free_name(plan.config, out)))
     with on_first_rank(lambda: RunWriter.create(path, facts)) or AbsentRun(path) as run:
-        audience = audience if audience is not None and plan.team.first else Nobody()
-        audience.opened(run.path, facts)
-        return _carry_out(run, plan, None, audience)
+        return _carry_out(run, plan, facts, audience)
 
 
 def resume(path: Path, steps: int | None = None, audience: RunAudience | None = None) -> Result:
@@ -129,9 +127,7 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
     facts = manifest(prepared)
     with on_first_rank(lambda: RunWriter.resume(path, part=state["part"], manifest=facts)) or AbsentRun(path) as run:
-        audience = audience if audience is not None and prepared.team.first else Nobody()
-        audience.opened(path, facts)
-        return _carry_out(run, prepared, state, audience)
+        return _carry_out(run, prepared, facts, audience, state)
 
 
 def join(config: Config) -> None:
@@ -176,7 +172,16 @@ def free_name(config: Config, out: Path, kind: str = "") -> str:
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())
 
 
-def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: RunAudience) -> Result:
+def _carry_out(
+    run: RunWriter | AbsentRun,
+    plan: Plan,
+    facts: Mapping[str, Any],
+    audience: RunAudience | None,
+    state: dict[str, Any] | None = None,
+) -> Result:
+    """Train to the end, from the checkpoint ``state`` if one is given. ``facts``: the entries of run.json."""
+    audience = audience if audience is not None and plan.team.first else Nobody()
+    audience.opened(run.path, facts)
     trainer = None
     try:
         # one Ctrl-C reaches several ranks more than once, and torchrun ends them itself
@@ -187,13 +192,13 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             if len(trainer.groups) > 1:
                 run.record(optimizer_groups=[group.described() for group in trainer.groups])
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
-            if trainer.watcher.unseen:
-                run.record(places_unseen=dict(trainer.watcher.unseen))
-            if trainer.watcher.ended:
-                run.record(tables_ended=dict(trainer.watcher.ended))
-            run.record(audit=dict(trainer.watcher.audit))
-            if trainer.watcher.not_neutral:
-                run.record(not_neutral=[*trainer.watcher.not_neutral])
+            watcher = trainer.watcher
+            noticed = {
+                "places_unseen": dict(watcher.unseen),
+                "tables_ended": dict(watcher.ended),
+                "not_neutral": [*watcher.not_neutral],
+            }
+            run.record(audit=dict(watcher.audit), **{name: found for name, found in noticed.items() if found})
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")
