@@ -326,17 +326,17 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
     if config.alpha is not None and not any(entry.takes_alpha for entry in archs.values()):
         have = ", ".join(name for name, entry in ARCHS.items() if entry.takes_alpha)
         raise UsageError(f"architecture {config.arch!r} has no alpha to replace: leave model.alpha out, or use {have}.")
+    opening = [own.name for own in notes().values() if own.prores] if config.prores != "off" else []
     for stack, entry in archs.items():
         if config.stack not in entry.defined_for:
             raise UsageError(
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
             )
-        known = [own.name for own in notes().values() if own.prores]
-        if config.prores != "off" and ARCHS.resolve(names[stack]) not in known:
+        if config.prores != "off" and ARCHS.resolve(names[stack]) not in opening:
             raise UsageError(
                 f"architecture {names[stack]!r} has no form with model.prores: ProRes is defined for "
-                f"{', '.join(known)} only."
+                f"{', '.join(opening)} only."
             )
         if config.norm in ELEMENTWISE and entry.normalised and not entry.is_sum:
             raise UsageError(

@@ -56,8 +56,8 @@ def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig
 
 def canonical(config: ModelConfig) -> ModelConfig:
     """Return the same configuration with the canonical names of its architectures."""
-    names = {key: name and ARCHS.resolve(name) for key in ("arch", "decoder_arch") for name in [getattr(config, key)]}
-    return config.model_copy(update=names)
+    decoder = config.decoder_arch and ARCHS.resolve(config.decoder_arch)
+    return config.model_copy(update={"arch": ARCHS.resolve(config.arch), "decoder_arch": decoder})
 
 
 def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int) -> int:
