@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -221,9 +222,7 @@ def _search(
 
     def one(subject: RateSubject, make: Callable[[], RateSubject], out: Path, budget: Budget) -> RateAnswer:
         wanted = plan_of(subject, plan["horizon"], plan["seeds"], plan["delta"])
-        if jobs == 1:
-            return search_rates(subject, wanted, out, budget, resume=resume, audience=display)
-        with RateWorkers(jobs, make, wanted, out) as workers:
+        with RateWorkers(jobs, make, wanted, out) if jobs > 1 else nullcontext() as workers:
             return search_rates(
                 subject, wanted, out, budget, resume=resume, audience=display, workers=workers, jobs=jobs
             )

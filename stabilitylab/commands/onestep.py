@@ -57,12 +57,12 @@ def _show(path: Path) -> None:
 
     run = Run.open(path)
     rates = run.frame("update_rate")
+    values = {str(site): value for site, value in zip(rates["site"], rates["value"], strict=True)}
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     table.add_column("||dF|| / lr")
-    groups = list(dict.fromkeys(str(site).split(".")[1] for site in rates["site"]))
+    groups = list(dict.fromkeys(site.split(".")[1] for site in values))
     for group in groups:
         table.add_column(group, justify="right")
-    for optimizer in dict.fromkeys(str(site).split(".")[0] for site in rates["site"]):
-        own = {str(site): value for site, value in zip(rates["site"], rates["value"], strict=True)}
-        table.add_row(optimizer, *(number(own.get(f"{optimizer}.{group}")) for group in groups))
+    for optimizer in dict.fromkeys(site.split(".")[0] for site in values):
+        table.add_row(optimizer, *(number(values.get(f"{optimizer}.{group}")) for group in groups))
     screen(piped=140).print(table)
