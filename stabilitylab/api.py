@@ -88,8 +88,8 @@ class RunWatcher(Watcher):
         return self.sink.alarm if isinstance(self.sink, AlarmSink) else None
 
     def state_dict(self) -> dict[str, Any]:
-        told = {"alarm": self.sink.state_dict()} if isinstance(self.sink, AlarmSink) else {}
-        return {**super().state_dict(), **told}
+        own = {"alarm": self.sink.state_dict()} if isinstance(self.sink, AlarmSink) else {}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -251,25 +251,25 @@ def watch(
             return RunWriter.resume(out, resume["part"], manifest=manifest, run_id=resume.get("run", ""))
         return RunWriter.create(out, manifest)
 
-    def teed() -> Sink | None:
+    def with_tracker() -> Sink | None:
         if tracker is None or isinstance(run, AbsentRun):
             return None
         from .trackers import Tee, TrackerSink  # Accelerate, an extra
 
         return Tee(run, TrackerSink.of(tracker, run.path, manifest["config"]))
 
-    def heard() -> Sink | None:
-        sink = teed()
-        if isinstance(run, AbsentRun) or ear is None:
+    def with_alarm() -> Sink | None:
+        sink = with_tracker()
+        if isinstance(run, AbsentRun) or own_alarm is None:
             return sink
-        for line in () if ear.calibration is None else ear.calibration.other_settings(manifest):
+        for line in () if own_alarm.calibration is None else own_alarm.calibration.other_settings(manifest):
             log.warning("%s: alarm: %s. Healthy runs of another recipe calibrated it.", run.path, line)
-        return AlarmSink(sink or run, ear, run.record, getattr(sink, "alert", None))
+        return AlarmSink(sink or run, own_alarm, run.record, getattr(sink, "alert", None))
 
     def on_first(make: Callable[[], T]) -> T | None:
         return make() if parallel == "off" else on_first_rank(make)
 
-    ear = on_first(lambda: _alarm(alarm, on_alarm))
+    own_alarm = on_first(lambda: _alarm(alarm, on_alarm))
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
@@ -297,7 +297,7 @@ def watch(
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )
-        watcher = RunWatcher(model, run, options, on_first(heard))
+        watcher = RunWatcher(model, run, options, on_first(with_alarm))
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])
         return watcher
