@@ -119,15 +119,13 @@ def show_power(found: Sequence[Power]) -> None:
     )
 
 
-def _numbers(one: Power) -> tuple[str, str, str, str]:
+def _numbers(one: Power) -> list[str]:
+    """Return pilot, half-width and both probabilities as text, "" for a number that is not known."""
     log = one.pilot is not None and one.pilot.log
-    half = f"x/ {math.exp(one.half_width):.3g}" if log else f"+- {one.half_width:.2g}"
     shown = (
-        f"{one.mean:.3g}",
-        half,
-        f"{one.decides:.2f}",
-        f"{one.reproduces:.2f}",
+        (one.mean, f"{one.mean:.3g}"),
+        (one.half_width, f"x/ {math.exp(one.half_width):.3g}" if log else f"+- {one.half_width:.2g}"),
+        (one.decides, f"{one.decides:.2f}"),
+        (one.reproduces, f"{one.reproduces:.2f}"),
     )
-    values = (one.mean, one.half_width, one.decides, one.reproduces)
-    mean, half, decides, reproduces = ("" if math.isnan(v) else s for v, s in zip(values, shown, strict=True))
-    return mean, half, decides, reproduces
+    return ["" if math.isnan(value) else text for value, text in shown]

@@ -80,7 +80,8 @@ def _times(ratio: float) -> str:
 
 
 def _show(found: Diagnosis) -> None:
-    from ..diagnose.events import alike
+    from ..diagnose.attribution import attributed
+    from ..diagnose.events import DETECTORS, alike
     from ..terminal import state_style
 
     console = screen(piped=10_000)
@@ -98,17 +99,13 @@ def _show(found: Diagnosis) -> None:
             (event.severity, state_style(event.severity)), strength, why,
         )  # fmt: skip
         console.print(head)
-        is_said = event.sentence in found.paragraph or event.evidence.rstrip(".") in found.paragraph
-        if not is_said:
+        if event.sentence not in found.paragraph and event.evidence.rstrip(".") not in found.paragraph:
             console.print(Padding(Text(event.sentence), (0, 0, 0, 4), expand=False))
         if advice := _advice(event, found):
             console.print(Padding(Text(advice), (0, 0, 0, 4), expand=False))
         if others:
             seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)
             console.print(Padding(Text(f"also seen: {seen}", style="dim"), (0, 0, 0, 4), expand=False))
-    from ..diagnose.attribution import attributed
-    from ..diagnose.events import DETECTORS
-
     console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}")
     if found.audit:
         console.print(f"at the first row: {'; '.join(found.audit)}")

@@ -114,14 +114,9 @@ class RateRun:
                 writer.close()
         return self.end()
 
-    @property
-    def ran(self) -> int:
-        """The updates of this call."""
-        return self.t - self.before
-
     def end(self) -> TrialEnd:
         """Return the results so far."""
-        return TrialEnd(self.marks, (self.t, self.failed) if self.failed else None, self.start, self.ran)
+        return TrialEnd(self.marks, (self.t, self.failed) if self.failed else None, self.start, self.t - self.before)
 
     def _begin(self) -> tuple[TrialModel, RunWriter]:
         """Make the model, as new or from the newest checkpoint, and open the run directory."""
