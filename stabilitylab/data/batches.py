@@ -13,6 +13,8 @@ from torch import Tensor
 from ..config import Stack
 from .corpus import BOS, EOS, MASK, PAD, SPECIALS, Rows
 
+MASKED = 0.15  # share of a sentence's words that are to be predicted
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -87,9 +89,7 @@ def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Ge
     return _batch(inputs, labels, real, {"encoder": source_real, "decoder": real})
 
 
-def mask_tokens(
-    rows: np.ndarray, vocab: int, random: np.random.Generator, share: float = 0.15
-) -> tuple[np.ndarray, np.ndarray]:
+def mask_tokens(rows: np.ndarray, vocab: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Mask tokens for the task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
 
     15 % of each sentence's words (at least one, never EOS) are to be predicted; of these 80 % become <mask>, 10 % a
@@ -97,7 +97,7 @@ def mask_tokens(
     """
     words = (rows != PAD) & (rows != EOS)
     rank = np.where(words, random.random(rows.shape), 2.0).argsort(axis=1).argsort(axis=1)
-    count = np.maximum(1, np.rint(share * words.sum(axis=1)))
+    count = np.maximum(1, np.rint(MASKED * words.sum(axis=1)))
     chosen = words & (rank < count[:, None])
     fate = random.random(rows.shape)
     anything = random.integers(len(SPECIALS), vocab, rows.shape)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TWO = 2  # the default number of shapes
+WORTH = 0.9  # two shapes are made if they need at most this share of the padded tokens of one
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _up(lengths: np.ndarray, multiple: int) -> np.ndarray:
     return -(-lengths // multiple) * multiple
 
 
-def by_the_longest(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> tuple[Bucket, ...]:
+def by_the_longest(lengths: np.ndarray, sentences: int) -> tuple[Bucket, ...]:
     """Choose a short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under
     10 %.
 
@@ -106,7 +107,7 @@ def by_the_longest(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> t
     area = shapes[short - 1].sum(axis=1)
     rows = sentences * whole.sum() // area
     cost = short * area + (pairs - short) * whole.sum()
-    possible = (short >= rows) & (pairs - short >= sentences) & (cost <= worth * pairs * whole.sum())
+    possible = (short >= rows) & (pairs - short >= sentences) & (cost <= WORTH * pairs * whole.sum())
     if not possible.any():
         return (Bucket(sentences, tuple(whole.tolist()), np.arange(pairs)),)
     best = np.flatnonzero(possible)[np.argmin(cost[possible])]

@@ -50,15 +50,13 @@ def directions(subject: Subject) -> dict[str, Direction]:
     return {"sgd": sgd, "adam": adam}
 
 
-def rate(
-    subject: Subject, members: Callable[[Piece], bool], direction: Direction, start: Tensor, lr: float = LR
-) -> float:
-    """Return ||dF|| / lr per token for an update of the chosen pieces at ``lr``; ``start`` is F before the update."""
+def rate(subject: Subject, members: Callable[[Piece], bool], direction: Direction, start: Tensor) -> float:
+    """Return ||dF|| / LR per token for an update of the chosen pieces at LR; ``start`` is F before the update."""
     cuts = [(piece.index, piece.part) for piece in subject.parameters.pieces if members(piece)]
     tensors = [part_of(subject.parameters.tensors[index].data, rows) for index, rows in cuts]
-    with moved(tensors, (part_of(direction(index), rows) for index, rows in cuts), -lr):
+    with moved(tensors, (part_of(direction(index), rows) for index, rows in cuts), -LR):
         change = subject.output() - start
-    return (torch.linalg.vector_norm(change, dim=-1).mean() / lr).item()
+    return (torch.linalg.vector_norm(change, dim=-1).mean() / LR).item()
 
 
 def update_rate(subject: Subject, directions: Mapping[str, Direction], start: Tensor) -> Filled:

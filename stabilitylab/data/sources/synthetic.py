@@ -99,9 +99,9 @@ class Task:
         return self.translations[moved, choice]
 
 
-def make_task(vocabulary: int = VOCABULARY, seed: int = SEED) -> Task:
+def make_task(vocabulary: int = VOCABULARY) -> Task:
     """Makes the language with at most ``vocabulary`` target ids; the source side needs about 30 % fewer."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(SEED)
     budget = vocabulary - len(SPECIALS)
     expected = 1 + SHARES @ AMBIGUOUS * 1.35  # translations a word
     counts = np.maximum(2, np.rint(SHARES * int(budget / expected))).astype(np.int64)
