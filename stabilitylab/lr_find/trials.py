@@ -24,29 +24,24 @@ TIMED = 3  # updates whose time is taken before a search
 class SearchAudience(Protocol):
     """The receiver of a search's progress."""
 
-    def said(self, sentence: str) -> None: ...
+    def said(self, sentence: str) -> None:
+        """Receive a sentence about the search."""
 
-    def planned(self, rungs: Sequence[int], scores: str) -> None: ...
+    def planned(self, rungs: Sequence[int], scores: str) -> None:
+        """Receive the rungs, and the losses that rank the rates, before the first trial."""
 
-    def moved(self, trial: RateTrial, update: int, loss: float) -> None: ...
+    def moved(self, trial: RateTrial, update: int, loss: float) -> None:
+        """Receive the latest loss of a trial."""
 
-    def ended(self, trial: RateTrial, result: RateResult) -> None: ...
+    def ended(self, trial: RateTrial, result: RateResult) -> None:
+        """Receive the end of a trial."""
 
-    def known(self, trial: RateTrial, result: RateResult) -> None: ...
+    def known(self, trial: RateTrial, result: RateResult) -> None:
+        """Receive a trial that ended before."""
 
 
-class Silence:
+class Silence(SearchAudience):
     """The audience that hears nothing."""
-
-    def said(self, sentence: str) -> None: ...
-
-    def planned(self, rungs: Sequence[int], scores: str) -> None: ...
-
-    def moved(self, trial: RateTrial, update: int, loss: float) -> None: ...
-
-    def ended(self, trial: RateTrial, result: RateResult) -> None: ...
-
-    def known(self, trial: RateTrial, result: RateResult) -> None: ...
 
 
 @dataclass

@@ -25,25 +25,21 @@ USAGE = 2  # the exit code of a wrong setting: trying again is no use
 class Audience(Protocol):
     """The receiver of a sweep's progress."""
 
-    def planned(self, jobs: Sequence[Job]) -> None: ...
+    def planned(self, jobs: Sequence[Job]) -> None:
+        """Receive the jobs in their state before the sweep."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job) -> None:
+        """Receive a job whose process has started."""
 
-    def ended(self, job: Job, seconds: float, again: bool) -> None: ...
+    def ended(self, job: Job, seconds: float, again: bool) -> None:
+        """Receive a job that has ended; ``again``: it is tried again."""
 
-    def progress(self, running: Sequence[Job]) -> None: ...
+    def progress(self, running: Sequence[Job]) -> None:
+        """Receive the present state of the running jobs."""
 
 
-class Silent:
+class Silent(Audience):
     """An audience that ignores everything."""
-
-    def planned(self, jobs: Sequence[Job]) -> None: ...
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, seconds: float, again: bool) -> None: ...
-
-    def progress(self, running: Sequence[Job]) -> None: ...
 
 
 @dataclass(frozen=True)

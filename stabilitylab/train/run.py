@@ -84,17 +84,15 @@ def plan(config: Config) -> Plan:
 class RunAudience(Protocol):
     """The receiver of a run's progress."""
 
-    def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
+    def opened(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Receive the run directory and the entries of its run.json."""
 
-    def show(self, report: Report) -> None: ...
+    def show(self, report: Report) -> None:
+        """Receive an update."""
 
 
-class Nobody:
+class Nobody(RunAudience):
     """The audience of all ranks except the first, and of a run that nobody follows."""
-
-    def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
-
-    def show(self, report: Report) -> None: ...
 
 
 def start(plan: Plan, out: Path, name: str | None = None, audience: RunAudience | None = None) -> Result:
