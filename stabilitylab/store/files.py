@@ -113,6 +113,18 @@ def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
         sync_directory(path.parent)
 
 
+@contextmanager
+def appending(run: Path, name: str) -> Iterator[int]:
+    """Open the file ``name`` of ``run`` to append to it within this context; make it if there is none."""
+    path = inside(run, run / name)
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
 def write_all(descriptor: int, data: bytes | pa.Buffer) -> None:
     """Call ``os.write`` until everything is written: a single call may stop short."""
     view = memoryview(data)

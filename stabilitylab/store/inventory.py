@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from .files import contents, inside, replace_file, sync_directory, write_all, writing
+from .files import appending, contents, inside, replace_file, sync_directory, write_all
 from .identity import Identity
 from .lines import document_in, line_of
 
@@ -124,27 +124,22 @@ def leave_out(run: Path, number: int, count: int, identity: Identity) -> None:
 
 
 def _append(run: Path, text: str, lasting: bool) -> None:
-    path = inside(run, run / FILE)
-    with writing(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    with appending(run, FILE) as file:
+        if not text:
+            return
+        size = os.fstat(file).st_size
+        tail = os.pread(file, LONGEST_LINE, max(0, size - LONGEST_LINE)).rpartition(b"\n")[2]
+        if _is_torn(tail):
+            size -= len(tail)
+            os.ftruncate(file, size)
+            tail = b""
         try:
-            size = os.fstat(file).st_size
-            if not text:
-                return
-            tail = os.pread(file, LONGEST_LINE, max(0, size - LONGEST_LINE)).rpartition(b"\n")[2]
-            if _is_torn(tail):
-                size -= len(tail)
-                os.ftruncate(file, size)
-                tail = b""
-            try:
-                write_all(file, ("\n" * bool(tail) + text).encode())
-                if lasting:
-                    os.fsync(file)
-            except BaseException:
-                os.ftruncate(file, size)
-                raise
-        finally:
-            os.close(file)
+            write_all(file, ("\n" * bool(tail) + text).encode())
+            if lasting:
+                os.fsync(file)
+        except BaseException:
+            os.ftruncate(file, size)
+            raise
         if lasting:
             sync_directory(run)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import DamagedError
 from .documents import plain
-from .files import contents, inside, replace_file, write_all, writing
+from .files import appending, contents, inside, replace_file, write_all
 from .identity import Identity
 from .lines import document_in, line_of
 
@@ -22,15 +22,10 @@ FILE = "ledger.jsonl"
 def add_facts(run: Path, facts: Iterable[Mapping[str, Any]], identity: Identity) -> None:
     """Append a line for each fact. The lines are as safe from a power cut as the rows of the journal: not synced."""
     text = "".join(line_of({**plain(fact), "run": identity.run_id}) for fact in facts)
-    path = inside(run, run / FILE)
-    with writing(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-        try:
-            size = os.fstat(file).st_size
-            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            write_all(file, ("\n" * torn + text).encode())
-        finally:
-            os.close(file)
+    with appending(run, FILE) as file:
+        size = os.fstat(file).st_size
+        torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        write_all(file, ("\n" * torn + text).encode())
 
 
 def read_facts(run: Path, identity: Identity) -> list[dict[str, Any]]:
