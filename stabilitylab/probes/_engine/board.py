@@ -116,10 +116,6 @@ class Board:
             own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
         self._seen |= collected.seen
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._seen.any()
-
     def take(self) -> RankShare:
         """Return what was added up, before its rules finish it, and for which cells; then begin anew."""
         columns, start = [], dict.fromkeys(self._storage, 0)

@@ -228,9 +228,6 @@ class Template(RowRecord):
 
     is_live = False  # of one that is recorded instead of done
 
-    def __init__(self, step: int, device: torch.device) -> None:
-        super().__init__(step, device)
-
     @property
     def metrics(self) -> Metrics:
         return self._metrics

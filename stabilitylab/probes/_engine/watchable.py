@@ -70,9 +70,9 @@ def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module)
             )
 
 
-def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:
+def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
     """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
-    if scaler is None or optimizer is None or not scaler.is_enabled():
+    if scaler is None or not scaler.is_enabled():
         return
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
     if stage is torch.amp.grad_scaler.OptState.READY:

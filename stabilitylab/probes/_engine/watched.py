@@ -59,7 +59,8 @@ class Watched:
         given = {"optimizer": self.optimizers, "reference": self.reference, "loss": loss}
         lacks = [name for name, one in given.items() if not one]
         self._lay = partial(boards_for, options.probes, parameters=self.parameters, only=narrowed, lacks=lacks)
-        later = self.stages is not None or mentions(model)  # what is missing is elsewhere, or shown in the first pass
+        mentioned = mentions(model)
+        later = self.stages is not None or mentioned  # what is missing is elsewhere, or shown in the first pass
         self.boards, self.dropped = self._lay(sites=self.sites, elsewhere=later)
         if self.stages is not None:
             self.boards, self.dropped = agreed(self.boards, dict(self.dropped), options.probes, self.stages)
@@ -68,9 +69,9 @@ class Watched:
         self.scaled = self.scaler is not None and self.scaler.is_enabled()
         self.guard = Guard(options.strict)
         self.clean = CleanPasses(sums) if ranks.alone else None
-        self.shows = self.stages is None and bool(chosen(options.probes)) and mentions(model)
+        shows = self.stages is None and mentioned and bool(chosen(options.probes))
         # whether the training pass is probed
-        self._trains = self.shows or any(board.probe.on not in ("reference", "curvature") for board in self.boards)
+        self._trains = shows or any(board.probe.on not in ("reference", "curvature") for board in self.boards)
         self._laid_out = False
         self._handle: Any = None
 

@@ -154,11 +154,6 @@ def dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return float(torch.stack([part.to(parts[0].device) for part in parts]).sum()) if parts else 0.0
 
 
-def norm(vector: Sequence[Tensor]) -> float:
-    """Return the Euclidean norm of all entries together."""
-    return math.sqrt(dot(vector, vector))
-
-
 def adam_preconditioner(
     states: Mapping[Tensor, Mapping[str, Any]] | torch.optim.Optimizer,
     parameters: Sequence[Tensor],

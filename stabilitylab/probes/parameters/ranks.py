@@ -102,11 +102,6 @@ class Ranks(Processes):
         """The share of this rank's loss in the loss of all ranks, which is the mean over different batches."""
         return 1 / self.found.data
 
-    @property
-    def tables(self) -> list[Table]:
-        """The tables of all ranks."""
-        return list(self._tables.values())
-
     def layout(self, parameter: torch.Tensor) -> Layout:
         return self.found.of[parameter]
 
