@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..parameters.copies import keep, kept
+from ..parameters.copies import kept
 from ..parameters.pieces import Parameters
 from ..parameters.processes import ALONE, Processes
 from .hessian_products import HessianProducts, Vector
@@ -68,11 +68,7 @@ class Landscape:
 
     def start(self) -> None:
         """Keep a copy of theta_t, before the optimizer's step."""
-        tensors = self._tensors()
-        if not self._before:
-            self._before = kept(tensors)
-        else:
-            keep(self._before, tensors)
+        self._before = kept(self._tensors(), self._before)
 
     @contextmanager
     def entered(self) -> Iterator[bool]:

@@ -13,7 +13,7 @@ import torch
 from ...histograms import COLUMNS, HIGH, LOW, NONFINITE, ZERO
 from ...schema import Row
 from ..base import Collected, Numbers, ParameterProbe, Probe, probe, wide
-from ..parameters.copies import keep, parts, room_for
+from ..parameters.copies import kept, parts
 from ..parameters.pieces import Parameters
 from ..parameters.squares import CHUNK, is_counted
 from ..places.sites import Site, Sites
@@ -110,8 +110,7 @@ class HistogramsUpdate(_OfParameters):
         self._theta: list[torch.Tensor] = []
 
     def before(self, parameters: Parameters) -> None:
-        self._theta = self._theta or room_for(parameters.tensors)
-        keep(self._theta, parameters.tensors)
+        self._theta = kept(parameters.tensors, self._theta)
 
     def collect(self, parameters: Parameters) -> Collected:
         counted: dict[int, torch.Tensor] = {}

@@ -9,7 +9,7 @@ import torch
 
 from ...schema import Row
 from ..base import Collected, ParameterProbe, probe
-from ..parameters.copies import keep, parts, room_for
+from ..parameters.copies import kept, parts
 from ..parameters.pieces import Parameters
 from ..rules import Norm, Ratio
 
@@ -34,8 +34,7 @@ class UpdateRatio(ParameterProbe):
 
     def before(self, parameters: Parameters) -> None:
         if parameters.measuring is None:  # else the optimizer's own step sums what is wanted
-            self._theta = self._theta or room_for(parameters.tensors)
-            keep(self._theta, parameters.tensors)
+            self._theta = kept(parameters.tensors, self._theta)
 
     def collect(self, parameters: Parameters) -> Collected:
         pieces = moved(self._theta, parameters) if parameters.measuring is None else stepped(parameters)
@@ -67,8 +66,7 @@ class ParameterNorm(ParameterProbe):
         return parameters.each
 
     def before(self, parameters: Parameters) -> None:
-        self._theta = self._theta or room_for(parameters.tensors)
-        keep(self._theta, parameters.tensors)
+        self._theta = kept(parameters.tensors, self._theta)
         gradients = parameters.gradients()
         self._gradient = parameters.by_parameter(parameters.squares(gradients))
         self._given = np.array([gradient is not None for gradient in gradients], dtype=bool)

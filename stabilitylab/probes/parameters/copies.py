@@ -37,17 +37,12 @@ def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for tensor in tensors]
 
 
-def kept(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a copy of every tensor."""
-    copies = room_for(tensors)
-    keep(copies, tensors)
-    return copies
-
-
-def keep(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Write the values of ``tensors`` into ``copies``."""
+def kept(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+    """Return a copy of every tensor. If ``copies`` has earlier copies of the same tensors, they are overwritten."""
+    found = list(copies) or room_for(tensors)
     if tensors:
-        torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
+        torch._foreach_copy_(found, list(tensors), non_blocking=True)  # pyright: ignore
+    return found
 
 
 def beside(copies: Sequence[torch.Tensor], device: torch.device) -> bool:
