@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..parameters.copies import kept
 from ..parameters.pieces import Parameters
-from ..parameters.processes import ALONE, Processes
+from ..parameters.processes import Processes
 from .hessian_products import HessianProducts, Vector
 
 log = logging.getLogger("stabilitylab")
@@ -39,8 +39,8 @@ class Landscape:
         model: nn.Module,
         loss: Callable[[], Tensor],
         parameters: Parameters,
-        ranks: Processes = ALONE,
-        of_update: bool = False,
+        ranks: Processes,
+        of_update: bool,
     ) -> None:
         self.model, self.parameters, self.of_update = model, parameters, of_update
         self._loss, self._ranks = loss, ranks
@@ -49,12 +49,8 @@ class Landscape:
         self._after: list[Tensor] = []
         self.count = 0
         self.relative = 0.0  # ||theta_{t+1} - theta_t|| / ||theta_t||
-        self._backward = False
+        self._backward = False  # gradients are taken by backward()
         self.way: Literal["exact", "differences"] | None = None  # how products are taken, once that is known
-
-    @property
-    def _sharded(self) -> bool:
-        return self._ranks.sharded
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -68,14 +64,14 @@ class Landscape:
 
     def start(self) -> None:
         """Keep a copy of theta_t, before the optimizer's step."""
-        self._before = kept(self._tensors(), self._before)
+        self._before = kept(self.parameters.tensors, self._before)
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
         """Enter after the optimizer's step; yield True if the step moved a parameter. On exit the parameters and
         buffers are what they were at entry, bit for bit."""
         self.count = 0
-        self._after = [tensor.detach().clone() for tensor in self._tensors()]
+        self._after = [tensor.detach().clone() for tensor in self.parameters.tensors]
         buffers = [buffer for buffer in self.model.buffers() if buffer is not None]
         own = [buffer.clone() for buffer in buffers]
         trained = [own.requires_grad for own in self.parameters.originals]
@@ -170,12 +166,8 @@ class Landscape:
     def _found(self) -> Literal["exact", "differences"]:
         """Find how the model can be differentiated: twice, or once, or by backward() alone (if autograd.grad fails, as
         with reentrant checkpointing). The log says why not twice."""
-        if self._sharded:
-            self._backward = True
-            return "differences"
-        self._backward = False
         ways: tuple[Literal["exact", "differences"], ...] = ("exact", "differences")
-        for how in ways:
+        for how in ways if not self._ranks.sharded else ():
             try:
                 with self._made(how) as product:
                     once = product(product.gradient)
@@ -237,7 +229,7 @@ class Landscape:
 
     def _put(self, share: float) -> None:
         """Set the parameters to theta_t + ``share`` (theta_{t+1} - theta_t); for shares 0 and 1 bit for bit."""
-        for (new, old), own in zip(self._pairs(), self._tensors(), strict=True):
+        for (new, old), own in zip(self._pairs(), self.parameters.tensors, strict=True):
             if share == 1.0:
                 own.data.copy_(new)
             elif share == 0.0:
@@ -247,9 +239,6 @@ class Landscape:
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self._after, self._before, strict=True)
-
-    def _tensors(self) -> list[Tensor]:
-        return self.parameters.tensors
 
     def _mean_of(self, vector: Vector) -> Vector:
         for tensor in vector:
