@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -57,7 +57,7 @@ class HessianProducts:
             return [local(parameter).detach() for parameter in self.parameters]
 
     def __enter__(self) -> HessianProducts:
-        self._graph = self._gradient(create_graph=self.how == "exact")
+        self._graph = self._gradient()
         self.gradient = self.mean([gradient.detach() for gradient in self._graph])
         return self
 
@@ -69,13 +69,14 @@ class HessianProducts:
         self.count += 1
         return self._exact(direction) if self.how == "exact" else self._differences(direction)
 
-    def _gradient(self, create_graph: bool = False) -> Vector:
-        with torch.enable_grad(), _twice_differentiable(self.how):
+    def _gradient(self) -> Vector:
+        exact = self.how == "exact"
+        with torch.enable_grad(), _twice_differentiable(exact):
             if self.backward:
                 return self._by_backward()
             return list(
                 torch.autograd.grad(
-                    self.loss(), self.parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
+                    self.loss(), self.parameters, create_graph=exact, allow_unused=True, materialize_grads=True
                 )
             )
 
@@ -97,7 +98,7 @@ class HessianProducts:
         used = [(g, v) for g, v in zip(self._graph, direction, strict=True) if g.requires_grad]
         if not used:
             return [torch.zeros_like(parameter) for parameter in self.parameters]
-        with _twice_differentiable(self.how):
+        with _twice_differentiable(True):
             found = torch.autograd.grad(
                 [g for g, _ in used],
                 self.parameters,
@@ -138,14 +139,9 @@ def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], step: float
             parameter.data.copy_(old)
 
 
-@contextmanager
-def _twice_differentiable(how: str) -> Iterator[None]:
-    """Use attention operators that have a second derivative, if ``how`` is "exact"."""
-    if how != "exact":
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
+def _twice_differentiable(exact: bool) -> AbstractContextManager[Any]:
+    """Return a context with the attention operators that have a second derivative, if products are ``exact``."""
+    return sdpa_kernel(SDPBackend.MATH) if exact else nullcontext()
 
 
 def dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
