@@ -68,11 +68,14 @@ class CurvatureRows(Instrument):
         self._model, self._guard, self._parameters, self._ranks = model, guard, watched.parameters, ranks
         self._every: CurvatureCadence = options.curvature_every
         self._loss, self._of_update = options.curvature_loss, options.curvature_batch == "update"
-        self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = self._given and self._given.given
-        if self._of_update and boards:
+        # what returns the loss if the caller gives no function for it
+        self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = None
+        if self._loss is None and self._of_update and boards:
             passes = self._training.passes
-            self._reference = batch = UpdateBatch(model, passes.trains) if self._loss is None else None
-            passes.on_discard += [batch.discard] if batch else []
+            self._reference = batch = UpdateBatch(model, passes.trains)
+            passes.on_discard.append(batch.discard)
+        elif self._loss is None and self._given is not None:
+            self._reference = self._given.given
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
 
     @property
@@ -107,10 +110,10 @@ class CurvatureRows(Instrument):
         self._started = False
         if self.neutrality.over:
             return
-        if isinstance(self._reference, FirstBatch | UpdateBatch) and self._loss is None and self._reference.refused:
+        if isinstance(self._reference, FirstBatch | UpdateBatch) and self._reference.refused:
             self.neutrality.end(self._reference.refused)
             return
-        if isinstance(self._reference, FirstBatch) and self._loss is None and not self._reference.ready:
+        if isinstance(self._reference, FirstBatch) and not self._reference.ready:
             return  # no forward of the whole model came yet
         if isinstance(self._reference, UpdateBatch):
             if not self._reference.ready:
