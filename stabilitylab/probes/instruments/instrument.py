@@ -53,10 +53,6 @@ class Instrument:
     def settle(self, t: int) -> None:
         """The model has run in training for the first time, when ``step`` is first called."""
 
-    def due(self, t: int) -> bool:
-        """Return True if row t gets numbers of this instrument."""
-        return False
-
     def before_forward(self, t: int) -> None:
         """Row t begins: all optimizers have made their steps of row t - 1."""
 

@@ -21,13 +21,10 @@ class ParameterTables(Instrument):
     def boards(self) -> Sequence[Board]:
         return self._watched.on("step", "update")
 
-    def due(self, t: int) -> bool:
-        return self._watched.due(t)
-
     def after_backward(self, row: RowRecord) -> None:
         later = False
         parameters = self._watched.parameters
-        if self.due(row.step):
+        if self._watched.due(row.step):
             if (own := parameters.measuring) is not None:
                 own.measure(parameters.cuts)
             self._collect(row, "step")
@@ -39,11 +36,11 @@ class ParameterTables(Instrument):
             row.metric("grad_norm_total", parameters.total_norm())
 
     def after_update(self, row: RowRecord) -> None:
-        if self.due(row.step):
+        if self._watched.due(row.step):
             self._collect(row, "update")
 
     def share(self, moment: Moment, row: RowRecord) -> Sequence[Board]:
-        if not self.due(row.step) or moment not in ("after_backward", "after_update"):
+        if not self._watched.due(row.step) or moment not in ("after_backward", "after_update"):
             return ()
         return self._boards("step" if moment == "after_backward" else "update")
 

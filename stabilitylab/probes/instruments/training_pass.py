@@ -48,18 +48,15 @@ class TrainingRows(Instrument):
     def boards(self) -> Sequence[Board]:
         return self._watched.on("forward", "backward")
 
-    def due(self, t: int) -> bool:
-        return self._watched.due(t)
-
     def before_forward(self, t: int) -> None:
         self.passes.start_row()
-        if self.due(t):
+        if self._watched.due(t):
             self.passes.attach()
         else:
             self.passes.detach()
 
     def after_backward(self, row: RowRecord) -> None:
-        if not self.due(row.step):
+        if not self._watched.due(row.step):
             return
         self.passes.end()
         if self.passes.twice:
@@ -93,7 +90,7 @@ class TrainingRows(Instrument):
         self.passes.close()
 
     def share(self, moment: Moment, row: RowRecord) -> Sequence[Board]:
-        return self.boards if moment == "after_backward" and self.due(row.step) else ()
+        return self.boards if moment == "after_backward" and self._watched.due(row.step) else ()
 
     def _compiled(self) -> bool:
         """Return True if parts of the model are compiled. Code from before the hooks came is compiled anew."""
