@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import is_
 from typing import Any
@@ -137,11 +137,13 @@ class UpdateLedger(Instrument):
         self._store()
 
     def close(self) -> None:
+        self._detach()
+        self._store()
+
+    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._facts:
-            self._store()
 
     def state_dict(self) -> dict[str, Any]:
         own = {"known": self._known, "counts": self._counts, "rates": self._rates, "calls": self._calls}
@@ -160,9 +162,7 @@ class UpdateLedger(Instrument):
             self._read(number)
             self._calls[number] += 1
         except Exception as error:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
+            self._detach()
             self._watched.guard.instrument(type(self).__name__, (), error)
 
     def _read(self, number: int) -> None:
@@ -344,7 +344,7 @@ class UpdateLedger(Instrument):
         if fact.kind == "attribute" or (self.sparse and not fact.name.endswith(" lr")):
             count = self._counts[fact.name] = self._counts.get(fact.name, 0) + 1
             if count == MOST_CHANGES:
-                fact = LedgerFact(fact.step, fact.kind, fact.name, fact.before, "goes on changing; stored no more")
+                fact = replace(fact, after="goes on changing; stored no more")
             elif count > MOST_CHANGES:
                 return
         self._add(fact, heard=is_known)
@@ -388,7 +388,7 @@ def _counted(tensors: list[Tensor]) -> list[tuple[int | None, int]]:
 
 def _writes(tensor: Tensor) -> tuple[int | None, int]:
     """Return autograd's count of writes to a tensor, and its address, which another ``data`` changes."""
-    return version(tensor), tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
+    return version(tensor), tensor.data_ptr() if type(tensor) in PLAIN_TYPES else 0
 
 
 def _is_nan(value: Any) -> bool:
