@@ -132,9 +132,8 @@ class RowRecord:
         if shares := list(filter(_common, self._entries)):
             rest = [entry for entry in self._entries if not _common(entry)]
             self._entries = [*self._ranks.add_up(shares, self._device), *rest]
-        finished = [entry.finished() for entry in self._entries]
-        sizes = [(entry, part.numel()) for entry, part in zip(self._entries, finished, strict=True)]
-        self._shipments.append(Shipment(*copied_over(torch.cat(finished)), sizes))
+        numbers, sizes = self._joined()
+        self._shipments.append(Shipment(*copied_over(numbers), sizes))
         self._entries, self.state = [], State.SHIPPED
 
     def adopt(self, template: Template) -> None:
@@ -208,6 +207,12 @@ class RowRecord:
             row.aside[kind] |= {name: values.numpy() for name, values in named.items()}
         return row
 
+    def _joined(self) -> tuple[torch.Tensor, list[tuple[Entry, int]]]:
+        """Return the finished numbers of all entries in one tensor, and how many each entry has."""
+        finished = [entry.finished() for entry in self._entries]
+        sizes = [(entry, part.numel()) for entry, part in zip(self._entries, finished, strict=True)]
+        return torch.cat(finished), sizes
+
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
         return whole(value.detach()).reshape(1, 1).to(self._device, torch.float64, copy=True)
 
@@ -237,9 +242,7 @@ class Template(RowRecord):
 
     def pack(self) -> None:
         """Packs all numbers into one tensor; this is the last thing that is recorded."""
-        finished = [entry.finished() for entry in self._entries]
-        sizes = [(entry, part.numel()) for entry, part in zip(self._entries, finished, strict=True)]
-        self.packed = torch.cat(finished), sizes
+        self.packed = self._joined()
 
 
 class RowMetrics(Metrics):
