@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +50,13 @@ class Board:
     def place(self, additive: bool, buffer: torch.Tensor) -> None:
         """Lays the columns that are sums, or maxima, out in ``buffer``."""
         self._storage[additive] = buffer
-        start = 0
-        for column, rule in self.rules.items():
-            if rule.additive is additive:
-                size = len(self.table.rows) * rule.width
-                self.parts[column] = buffer[start : start + size].view(-1, rule.width)
-                start += size
+        self.parts |= self._columns_in(additive, buffer)
+
+    def _columns_in(self, additive: bool, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the columns that are sums, or maxima, as views of a buffer that holds them one after the other."""
+        columns = {column: rule.width for column, rule in self.rules.items() if rule.additive is additive}
+        parts = buffer.split([len(self.table.rows) * width for width in columns.values()])
+        return {column: part.view(-1, width) for (column, width), part in zip(columns.items(), parts, strict=True)}
 
     def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
         """A number, or one a token, that waits for the end of the pass."""
@@ -118,13 +119,10 @@ class Board:
 
     def take(self) -> RankShare:
         """Return what was added up, before its rules finish it, and for which cells; then begin anew."""
-        columns, start = [], dict.fromkeys(self._storage, 0)
-        held = list(map(torch.clone, self._storage.values()))
-        for rule in self.rules.values():
-            begin, size = start[rule.additive], len(self.table.rows) * rule.width
-            buffer = held[list(self._storage).index(rule.additive)]
-            columns.append((rule, buffer[begin : begin + size].view(-1, rule.width)))
-            start[rule.additive] = begin + size
+        held: dict[str, torch.Tensor] = {}
+        for additive, buffer in self._storage.items():
+            held |= self._columns_in(additive, buffer.clone())
+        columns = [(rule, held[column]) for column, rule in self.rules.items()]
         share = RankShare(
             "table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended), copies=bool(self.sites)
         )
@@ -154,18 +152,16 @@ class Board:
             buffer.fill_(0 if additive else -torch.inf)
 
 
-def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
+def allocate(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
     """One float64 buffer for all sums, which is returned, and one for all maxima."""
-    boards = list(boards)
     buffer = _placed(boards, device)
     for board in boards:
         board.clear()
     return buffer
 
 
-def lay_out_anew(boards: Iterable[Board], device: torch.device, clean: CleanPasses | None) -> None:
+def lay_out_anew(boards: Sequence[Board], device: torch.device, clean: CleanPasses | None) -> None:
     """Larger buffers after places came, with what the boards hold so far."""
-    boards = list(boards)
     old = [(board, column, part) for board in boards for column, part in board.parts.items()]
     buffer = _placed(boards, device)
     for board in boards:
