@@ -139,6 +139,7 @@ INSIDE = {
         ("reports",),
     ),
     "probes": (
+        ("probes.splitmix",),
         ("probes.rules", "probes.places", "probes.numerics"),
         ("probes.parameters",),
         ("probes.curvature", "probes.state"),

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import torch
 
+from .splitmix import splitmix64
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -160,9 +162,6 @@ class Quantile(Rule):
 ROWS, FEATURES = 0, 1  # the two streams of signs
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 22}  # entries that are widened to float64 at a time: a cache full on a CPU
 LEAST_ROWS = 64  # at a time: the signs of a wide tensor's features are read once for them
-GOLDEN, FIRST, SECOND = (  # constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers
-    number - (1 << 64) for number in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
-)
 
 
 @dataclass(frozen=True)
@@ -195,11 +194,7 @@ class Sketch:
 
     def signs(self, index: torch.Tensor, stream: int) -> torch.Tensor:  # (n,) int64 -> (n, k) float64
         """Return the signs (-1 or 1) of logical indices: splitmix64's number index + 1 in a ``stream``'s sequence."""
-        mixed = (index + ((stream << 60) + 1)) * GOLDEN
-        mixed = (mixed ^ _shifted(mixed, 30)) * FIRST
-        mixed = (mixed ^ _shifted(mixed, 27)) * SECOND
-        mixed = mixed ^ _shifted(mixed, 31)
-        bits = (mixed[:, None] >> torch.arange(self.k, device=index.device)) & 1
+        bits = (splitmix64(index + (stream << 60))[:, None] >> torch.arange(self.k, device=index.device)) & 1
         return 1.0 - 2.0 * bits.double()
 
     def signs_of_range(self, count: int, device: torch.device, first: int = 0) -> torch.Tensor:  # (count, k) float64
@@ -235,11 +230,6 @@ class Sketch:
             sums += (products * signs[part]).sum(0)
             square += squares.sum()
         return sums, square
-
-
-def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift to the right without the sign."""
-    return (numbers >> by) & ((1 << (64 - by)) - 1)
 
 
 @cache

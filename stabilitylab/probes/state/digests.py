@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..splitmix import GOLDEN, splitmix64
 from .bits import packed, spans
 
 CHUNK = 1 << 20  # words that are digested at a time, so that what is made on the way stays small
@@ -57,24 +58,11 @@ class Digester:
 
 
 def multipliers(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return r_0 .. r_{count-1}: SplitMix64 of each index, with its last bit set, (count,) int64.
-
-    SplitMix64: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
-    """
-    z = (torch.arange(1, count + 1, dtype=torch.int64, device=device)) * _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return (z ^ _shifted(z, 31)) | 1
-
-
-def _shifted(z: Tensor, by: int) -> Tensor:
-    """Shift to the right, as unsigned numbers do."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    """Return r_0 .. r_{count-1}: SplitMix64 of each index, with its last bit set, (count,) int64."""
+    return splitmix64(torch.arange(count, dtype=torch.int64, device=device)) | 1
 
 
 def _odd(number: int) -> int:
-    return _signed((number * 0x9E3779B97F4A7C15 * 2 + 1) % 2**64)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
+    """Return the odd factor of a chunk, as a signed number of 64 bits."""
+    factor = (number * GOLDEN * 2 + 1) % 2**64
+    return factor - 2**64 if factor >= 2**63 else factor
