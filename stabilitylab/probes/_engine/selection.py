@@ -21,6 +21,21 @@ LOSS = (
     "needs the loss of a fixed batch: give curvature_loss=, a function that returns it, or let reference= return it, "
     "as a number or as .loss"
 )
+NEEDS = {
+    "optimizer": "needs optimizer=, the optimizer",
+    "reference": "needs reference=, a function that runs the model on a fixed batch",
+    "loss": LOSS,
+}
+NEEDED_ON = {"update": ("optimizer",), "reference": ("reference",), "curvature": ("optimizer", "loss")}
+NOUNS = {  # the places of a kind, in messages
+    **dict.fromkeys(("stream", "hidden", "hidden_by_layer", "modules_of_layers"), "layers"),
+    "outputs": "stacks of layers",
+    "activations": "feed-forward activations",
+    "attentions": "attention modules",
+    "logits": "projection onto a vocabulary",
+    "routers": "routers of experts",
+    "mixings": "streams that its layers mix (hyper-connections)",
+}
 # The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
 STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
 
@@ -28,8 +43,7 @@ STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "r
 def chosen(names: Names) -> dict[str, bool]:
     """Probe names in order, each with whether the caller named it; "default", "all", "standard", "none" and "-name" are
     groups. "all" leaves out those that say ``by_name``."""
-    listed = names.split(",") if isinstance(names, str) else list(names)
-    listed = [name.strip() for name in listed if name.strip()]
+    listed = _listed(names)
     if all(name.startswith("-") for name in listed):
         listed = ["default", *listed]
     picked: dict[str, bool] = {}
@@ -50,10 +64,15 @@ def chosen(names: Names) -> dict[str, bool]:
     return picked
 
 
+def _listed(names: Names) -> list[str]:
+    """Return the names that the caller gave, one by one."""
+    listed = names.split(",") if isinstance(names, str) else names
+    return [name.strip() for name in listed if name.strip()]
+
+
 def only_standard(names: Names) -> set[str]:
     """The probes that nothing but the group "standard" asks for: they keep its columns and places."""
-    listed = names.split(",") if isinstance(names, str) else list(names)
-    listed = [name.strip() for name in listed if name.strip()]
+    listed = _listed(names)
     rest = [name for name in listed if name != "standard" and not name.startswith("-")]
     return set(STANDARD) - set(chosen([*rest, "none"])) if "standard" in listed else set()
 
@@ -72,10 +91,11 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
 def _looks(probe: type[Probe], kind: str) -> bool:
     """Return True if it looks at places of this kind alone, or at several: at the residual stream, or at all that is
     hidden."""
-    hidden = ("layers", "activations")
     several = {
-        **{"stream": ("layers", "branches"), "modules_of_layers": ("layers",)},
-        **{"hidden": hidden, "hidden_by_layer": hidden},
+        "stream": ("layers", "branches"),
+        "modules_of_layers": ("layers",),
+        "hidden": ("layers", "activations"),
+        "hidden_by_layer": ("layers", "activations"),
     }
     at = getattr(probe.at, "__name__", "")
     return at == kind or kind in several.get(at, ())
@@ -150,14 +170,9 @@ def left_out(sites: Sites, chosen: Iterable[str]) -> dict[str, dict[str, str]]:
 def _missing(
     probe: Probe, found: Sequence[Site], parameters: Parameters, sites: Sites, pattern: str | None, lacks: Iterable[str]
 ) -> str:
-    needs = {"update": ("optimizer",), "reference": ("reference",), "curvature": ("optimizer", "loss")}
-    for need in needs.get(probe.on, ()):
+    for need in NEEDED_ON.get(probe.on, ()):
         if need in lacks:
-            return {
-                "optimizer": "needs optimizer=, the optimizer",
-                "reference": "needs reference=, a function that runs the model on a fixed batch",
-                "loss": LOSS,
-            }[need]
+            return NEEDS[need]
     if probe.in_one_process and not parameters.alone:
         return "is taken in a single process: it does not know yet how several ranks share a batch or a layer"
     if probe.in_one_stage and parameters.staged:
@@ -169,25 +184,14 @@ def _missing(
     if found:
         return ""
     kind = type(probe).at.__name__
-    noun = {
-        "stream": "layers",
-        "hidden": "layers",
-        "hidden_by_layer": "layers",
-        "modules_of_layers": "layers",
-        "outputs": "stacks of layers",
-        "activations": "feed-forward activations",
-        "attentions": "attention modules",
-        "logits": "projection onto a vocabulary",
-        "routers": "routers of experts",
-        "mixings": "streams that its layers mix (hyper-connections)",
-    }.get(kind, kind)
+    noun = NOUNS.get(kind, kind)
     among = f" whose name matches {pattern!r}" if pattern else ""
     near = ", ".join(sites.nearest(kind)) or "no modules at all"
     return f"finds no {noun} in this model{among}; nearest are {near}"
 
 
 def _of_layers(found: Sequence[Site]) -> list[Site]:
-    """Yield what enters a stack and leaves each of its layers: of the places in a layer the last."""
+    """Return the input of each stack and the output of each layer: the last of the places in a layer."""
     return list({(site.stack, site.layer): site for site in found}.values())
 
 
