@@ -58,11 +58,7 @@ class AdamState(ParameterProbe):
         self._entries: dict[tuple[int, ...], torch.Tensor] = {}
 
     def lacks(self, parameters: Parameters) -> str:
-        inner = [unwrapped(optimizer) for optimizer in parameters.optimizers]
-        if inner and not any(map(is_adam, inner)):
-            kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in inner))
-            return f"needs an Adam or AdamW as optimizer=, not {kinds}"
-        return super().lacks(parameters)
+        return lacks_adam(parameters.optimizers) or super().lacks(parameters)
 
     def before(self, parameters: Parameters) -> None:
         self._versions = {p: s["step"]._version for p, s in states(parameters.optimizers).items()}
@@ -173,6 +169,15 @@ def is_adam(optimizer: optim.Optimizer) -> bool:
     """Return True if it updates as Adam or AdamW do, by its name and its settings: its state is empty at first."""
     named = "adam" in type(optimizer).__name__.lower() and not isinstance(optimizer, OTHERS)
     return named and all("betas" in group and isinstance(group.get("eps"), float) for group in optimizer.param_groups)
+
+
+def lacks_adam(optimizers: Sequence[Any]) -> str:
+    """Return the reason if none of the given optimizers is an Adam, as a verb and its object; else ""."""
+    inner = list(map(unwrapped, optimizers))
+    if not inner or any(map(is_adam, inner)):
+        return ""
+    kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in inner))
+    return f"needs an Adam or AdamW as optimizer=, not {kinds}"
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -15,7 +15,7 @@ from ..curvature.hessian_products import Vector, adam_preconditioner, relative_r
 from ..curvature.landscape import Landscape
 from ..parameters.pieces import Parameters
 from ..rules import Mean
-from .adam import groups_of, is_adam, states, unwrapped
+from .adam import groups_of, lacks_adam, states
 
 COLD, WARM = 20, 4  # products beside that with the gradient: until an eigenvalue has converged, and from then on
 # Shares of the gradient and of a random direction in the start of a search. Without them a search that starts at an
@@ -118,11 +118,8 @@ class PreconditionedSharpness(OfTheHessian):
     undefined = frozenset({"residual"})
 
     def lacks(self, parameters: Parameters) -> str:
-        inner = [unwrapped(optimizer) for optimizer in parameters.optimizers]
-        if inner and not any(map(is_adam, inner)):
-            kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in inner))
-            return f"needs an Adam or AdamW as optimizer=, not {kinds}: the probe sharpness is for any"
-        return super().lacks(parameters)
+        reason = lacks_adam(parameters.optimizers)
+        return f"{reason}: the probe sharpness is for any" if reason else super().lacks(parameters)
 
     def scale(self, landscape: Landscape) -> Vector:
         found = adam_preconditioner(*self._adams(landscape))
