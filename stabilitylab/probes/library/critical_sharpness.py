@@ -19,33 +19,23 @@ START = 0.01  # share of the parameters' length where a search begins: far less 
 COLD, WARM, WARM_FIRST = 15, 4, 6
 STANDARD_ERRORS = 3.0  # of the loss's noise, from which on a change of the loss counts
 KEPT = 0.7  # share of the last rows' squared noise that a row's own is averaged with
+UNITS = {  # of each column
+    "value": "1 / learning rate",
+    "headroom": "learning rates",
+    "critical_rate": "learning rate",
+    **dict.fromkeys(("low", "high", "least", "most"), "learning rates"),
+    "forwards": "forward passes",
+    "state": "1 found, 0 bound, -1 noise",
+    "noise": "loss",
+}
 STATES = {"found": FOUND, "beyond": BOUND, "below": BOUND, "noise": NOISE}
 
 
 @probe(
     "critical_sharpness",
     on="curvature",
-    unit={
-        "value": "1 / learning rate",
-        "headroom": "learning rates",
-        "critical_rate": "learning rate",
-        **dict.fromkeys(("low", "high", "least", "most"), "learning rates"),
-        "forwards": "forward passes",
-        "state": "1 found, 0 bound, -1 noise",
-        "noise": "loss",
-    },
-    columns={
-        "value": Mean(),
-        "headroom": Mean(),
-        "critical_rate": Mean(),
-        "low": Mean(),
-        "high": Mean(),
-        "least": Mean(),
-        "most": Mean(),
-        "forwards": Mean(),
-        "state": Mean(),
-        "noise": Mean(),
-    },
+    unit=UNITS,
+    columns=dict.fromkeys(UNITS, Mean()),
     main="headroom",
     log=True,
 )

@@ -21,8 +21,7 @@ COLD, WARM = 20, 4  # products beside that with the gradient: until an eigenvalu
 # Shares of the gradient and of a random direction in the start of a search. Without them a search that starts at an
 # eigenvector stays there, whatever other eigenvalue has become the largest.
 MIXED = 0.05
-COLUMNS = ("value", "to_edge", "along_gradient", "residual", "converged", "products", "exact")
-UNIT = {
+UNITS = {  # of each column
     "value": "1 / learning rate",
     "to_edge": "ratio",
     "along_gradient": "1 / learning rate",
@@ -92,7 +91,7 @@ def _mixed(known: Vector, others: Sequence[Vector], inner: Callable[[Vector, Vec
     return mixed
 
 
-@probe("preconditioned_sharpness", on="curvature", unit=UNIT, columns={column: Mean() for column in COLUMNS}, log=True)
+@probe("preconditioned_sharpness", on="curvature", unit=UNITS, columns=dict.fromkeys(UNITS, Mean()), log=True)
 class PreconditionedSharpness(OfTheHessian):
     """The largest curvature of the loss in the coordinates of Adam. ``value``: the largest eigenvalue of P^(-1/2) H
     P^(-1/2). H is the Hessian of a fixed batch's loss at theta_t. P is Adam's preconditioner at this row's update, (1 -

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from ..base import probe
 from ..rules import Mean
-from .preconditioned_sharpness import UNIT, OfTheHessian
+from .preconditioned_sharpness import UNITS, OfTheHessian
 
-COLUMNS = ("value", "along_gradient", "residual", "converged", "products", "exact")
+OWN_UNITS = {column: unit for column, unit in UNITS.items() if column != "to_edge"}  # which is Adam's
 
 
-@probe(
-    "sharpness",
-    on="curvature",
-    unit={column: UNIT[column] for column in COLUMNS},
-    columns={column: Mean() for column in COLUMNS},
-    log=True,
-)
+@probe("sharpness", on="curvature", unit=OWN_UNITS, columns=dict.fromkeys(OWN_UNITS, Mean()), log=True)
 class Sharpness(OfTheHessian):
     """The largest curvature of a fixed batch's loss at theta_t. ``value``: the largest eigenvalue of the Hessian H.
     Full-batch gradient descent is unstable if it exceeds 2 / lr (Cohen et al. 2021, 2103.00065). ``along_gradient``:
