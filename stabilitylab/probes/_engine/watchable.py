@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
+from ..parameters.layouts import ddp_wrappers
 from ..places.naming import held_by_wrapper
 
 SPLIT = (
@@ -85,7 +86,7 @@ def split_by_ddp(model: nn.Module) -> bool:
     It does so by default with more than one bucket. Operators without a result, as the probes' are, do not survive that
     (torch 2.13).
     """
-    wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+    wrappers = ddp_wrappers(model)
     config = sys.modules.get("torch._dynamo.config")
     if not wrappers or (config is not None and config.optimize_ddp not in (True, "ddp_optimizer")):
         return False

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..parameters.copies import kept
+from ..parameters.layouts import ddp_wrappers
 from ..parameters.pieces import Parameters
 from ..parameters.processes import Processes
 from .hessian_products import HessianProducts, Vector
@@ -215,9 +216,7 @@ class Landscape:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep DDP from averaging gradients: they are averaged here."""
-        wrappers = [
-            module for module in self.model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)
-        ]
+        wrappers = ddp_wrappers(self.model)
         before = [wrapper.require_backward_grad_sync for wrapper in wrappers]
         for wrapper in wrappers:
             wrapper.require_backward_grad_sync = False

@@ -102,6 +102,11 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
     return (gradient if wanted in (None, placements) else gradient.redistribute(placements=wanted)).to_local()
 
 
+def ddp_wrappers(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    """Return the modules of a model that are DistributedDataParallel."""
+    return [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+
+
 def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayout:
     """Return the layout of ``model`` on the ranks of the default group. ``averaged``: something unseen here averages
     the gradients. ``late``: a forward pass is under way.
@@ -135,7 +140,10 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
         raise UsageError(f"parallelize_module was given several meshes ({', '.join(map(str, meshes))}): give it one.")
     if cuts and all(cut.dim < 0 for cut in cuts.values()):
         raise UsageError(_unknown(*next((name, p) for name, p in spread.items() if p in cuts)))
-    _check_no_replicas(model, bool(cuts))
+    if cuts and ddp_wrappers(model):
+        raise UsageError(
+            "DistributedDataParallel around a tensor-parallel model cannot be watched: use fully_shard around it."
+        )
     layouts: dict[torch.Tensor, Layout] = {}
     for name, p in sorted(parameters.items(), key=lambda item: item[0] not in spread):  # a DTensor's error says more
         if name in spread:
@@ -230,19 +238,8 @@ def _unknown(name: str, parameter: Any) -> str:
     )
 
 
-def _check_no_replicas(model: nn.Module, tensor: bool) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    if tensor and any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise UsageError(
-            "DistributedDataParallel around a tensor-parallel model cannot be watched: use fully_shard around it."
-        )
-
-
 def _check_wrapped(model: nn.Module) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    wrappers = ddp_wrappers(model)
     averaged = {parameter for wrapper in wrappers for parameter in wrapper.parameters()}
     if any(dist.get_world_size(wrapper.process_group) != dist.get_world_size() for wrapper in wrappers):
         raise UsageError("DistributedDataParallel spans only a part of the ranks: watch a model that all ranks train.")

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...schema import Row, Table
 from ..places.sites import Sites
 from ..rules import Rule
-from .layouts import ModelLayout, whole_layout
+from .layouts import ModelLayout, ddp_wrappers, whole_layout
 from .ranks import Ranks, RankShare, T, nothing
 
 
@@ -135,7 +135,6 @@ def check_stage(model: nn.Module, schedule: Any) -> None:
     """Raise UsageError for schedules and stages that would be read wrongly."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
     from torch.distributed.tensor import DTensor
-    from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(schedule, PipelineScheduleSingle):
         raise UsageError(
@@ -150,8 +149,7 @@ def check_stage(model: nn.Module, schedule: Any) -> None:
             f"a pipeline of {stage.num_stages} stages on {dist.get_world_size()} processes has copies of each stage, "
             "which cannot be watched: watch one without, or give parallel='off' for a run of each process's own."
         )
-    spread = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if spread or any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+    if ddp_wrappers(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UsageError("a stage that is sharded itself cannot be watched: use pipeline parallelism alone.")
 
 
