@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
+
+from .ranks import gathered
 
 ROUNDING = 1e-5  # relative difference up to which two gradients' sums count as equal
 
@@ -32,8 +33,7 @@ def differing(gradients: Sequence[Gradient]) -> list[str]:
     that a rank does not have. The list is the same on every rank. Every rank must call this. The call waits for the
     device."""
     own = {(each.name, each.part): summed(each.value) for each in gradients}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    everyone = gathered(own)
     firsts: dict[tuple[str, int], GradientSums] = {}
     apart: dict[str, None] = {}
     names = [{name for name, _ in each} for each in everyone]

@@ -155,7 +155,7 @@ class Parameters:
     @property
     def shares(self) -> list[float]:
         """The factor of what this rank adds of each parameter, so that entries which several ranks hold count once."""
-        return [1.0 if self._ranks.alone else self._ranks.layout(own).share for own in self._own]
+        return [self._ranks.share(own) for own in self._own]
 
     def total_norm(self) -> Total | None:
         """Return the L2 norm of all gradients together; None if there is no gradient."""

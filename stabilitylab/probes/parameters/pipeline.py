@@ -16,7 +16,7 @@ from ...schema import Row, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import ModelLayout, ddp_wrappers, whole_layout
-from .ranks import Ranks, RankShare, T, nothing
+from .ranks import Ranks, RankShare, T, gathered, nothing
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,7 @@ class Pipeline(Ranks):
 
     def gathered(self, own: T) -> list[T]:
         """Return the ``own`` of every stage, first stage to last."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, (self._schedule._stage.stage_index, own))
+        found = gathered((self._schedule._stage.stage_index, own))
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def _placed(self, share: RankShare, device: torch.device) -> RankShare:

@@ -257,6 +257,11 @@ class Ranks(Processes):
         ]
 
 
+def has_process_group() -> bool:
+    """Return True if this process has a default group of processes, in which each has a rank."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def gathered(own: T) -> list[T]:
     """Return the ``own`` of every rank of the default group; all ranks must call this."""
     found: list[Any] = [None] * dist.get_world_size()
@@ -273,7 +278,7 @@ def nothing(rule: Rule, rows: int, device: torch.device) -> torch.Tensor:
 def on_first_rank(action: Callable[[], T]) -> T | None:
     """Return ``action()`` on rank 0, and None on the other ranks. A StabilityLabError is raised on all ranks. After any
     other error of rank 0 the other ranks raise a StabilityLabError, so that no rank waits."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not has_process_group():
         return action()
     result, failure = None, None
     if dist.get_rank() == 0:
@@ -292,7 +297,7 @@ def on_first_rank(action: Callable[[], T]) -> T | None:
 
 
 def is_first_rank() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return not has_process_group() or dist.get_rank() == 0
 
 
 class NullSink:
@@ -307,7 +312,7 @@ class NullSink:
 
 def from_first_rank(value: T) -> T:
     """Return rank 0's ``value``, on every rank."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not has_process_group():
         return value
     held = [value]
     dist.broadcast_object_list(held, src=0)

@@ -10,7 +10,7 @@ from torch import nn
 from ...errors import UsageError
 from .pipeline import Pipeline
 from .processes import ALONE, Processes
-from .ranks import Parallel, Ranks
+from .ranks import Parallel, Ranks, has_process_group
 from .sharing import Share
 
 WAYS: tuple[str, ...] = get_args(Parallel)
@@ -37,7 +37,7 @@ def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = N
         )
     if share is not None and not callable(share):
         raise UsageError("share= is a function of a parameter's name and the parameter: see docs/sharded.md.")
-    if not (dist.is_available() and dist.is_initialized()):
+    if not has_process_group():
         return ALONE
     if stage:
         return Pipeline(model, parallel)
