@@ -45,8 +45,7 @@ def _of_parameters(boards: Sequence[Board], parameters: Parameters, total: bool)
         yield "grad_norm_total"
     if norms is not None:
         yield from (f"grad_norm_{kind}" for kind in parameters.kinds if len(parameters.kinds) > 1)
-        groups = [group for optimizer in parameters.optimizers for group in optimizer.param_groups]
-        if norms.kept is None and any(isinstance(group.get("eps"), float) for group in groups):
+        if norms.kept is None and any(isinstance(group.get("eps"), float) for group in parameters.optimizer_groups):
             yield "grad_under_eps"
 
 

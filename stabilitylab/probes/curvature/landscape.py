@@ -60,8 +60,7 @@ class Landscape:
     @property
     def rate(self) -> float:
         """The largest learning rate of the optimizers; 0 if they have none."""
-        rates = [float(group.get("lr") or 0) for own in self.optimizers for group in own.param_groups]
-        return max(rates, default=0.0)
+        return max((float(group.get("lr") or 0) for group in self.parameters.optimizer_groups), default=0.0)
 
     def start(self) -> None:
         """Keep a copy of theta_t, before the optimizer's step."""

@@ -124,6 +124,11 @@ class Parameters:
         return self._own
 
     @property
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters of all optimizers, each with its settings."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
     def measuring(self) -> Any | None:
         """The optimizer, if there is a single one that sums the numbers of probes in its own step: ``measure(cuts)``
         before the step, ``measured()`` after. None for any other optimizer, on several ranks, or if a piece is cut by
@@ -236,10 +241,9 @@ class Parameters:
         if sums is not None:
             number, held = sums[:, 3].sum(), float(sum(g.numel() for g in self.gradients() if g is not None))
             return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         below: list[torch.Tensor] = []
         entries = 0.0
-        for group in groups:
+        for group in self.optimizer_groups:
             if not isinstance(group.get("eps"), float):
                 continue
             held = [tensor for tensor in group["params"] if tensor.grad is not None]

@@ -9,8 +9,7 @@ from .pieces import Parameters
 def untrained(parameters: Parameters) -> dict[str, str]:
     """Map the site of each row without a trained parameter to the reason: all of it is frozen, or no optimizer has
     it."""
-    groups = [group for optimizer in parameters.optimizers for group in optimizer.param_groups]
-    held = {id(tensor) for group in groups for tensor in group["params"]}
+    held = {id(tensor) for group in parameters.optimizer_groups for tensor in group["params"]}
     # without an optimizer, or if it holds copies of its own, nobody knows which parameters it lacks
     known = any(id(tensor) in held for tensor in parameters.originals)
     learn: dict[str, list[bool]] = {row.site: [] for row in parameters.rows}
