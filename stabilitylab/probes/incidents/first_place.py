@@ -68,7 +68,7 @@ class Locator:
         and skips updates whose gradients overflow, so that a gradient that is not finite is no finding: the result is
         None."""
         values = self._pieces(evidence, "theta", "parameter", "forward")
-        entering = self._activations(evidence, "forward", "activation", "forward")
+        entering = self._activations(evidence, "activation", "forward")
         for places in (values, entering):
             if found := min(places, key=lambda place: place.position, default=None):
                 return found
@@ -78,7 +78,7 @@ class Locator:
             return None if scaled else found
         if found := min(self._updates(evidence), key=lambda place: place.position, default=None):
             return found
-        held_out = self._activations(evidence, "reference", "activation", "reference")
+        held_out = self._activations(evidence, "activation", "reference")
         return min(held_out, key=lambda place: place.position, default=None)
 
     def last_finite(self, evidence: RowEvidence, place: Suspect) -> str:
@@ -90,9 +90,9 @@ class Locator:
                 return f"{row.site} ({table} {value:.3g})"
         return ""
 
-    def _activations(self, evidence: RowEvidence, on: str, kind: str, phase: Phase) -> Iterator[Suspect]:
+    def _activations(self, evidence: RowEvidence, kind: str, phase: Phase) -> Iterator[Suspect]:
         for name in evidence.broken:
-            if self._boards[name].probe.on == on:
+            if self._boards[name].probe.on == phase:
                 yield from self._table(evidence, name, kind, phase)
 
     def _table(self, evidence: RowEvidence, name: str, kind: str, phase: Phase) -> Iterator[Suspect]:
@@ -105,7 +105,7 @@ class Locator:
             yield Suspect(phase, kind, position, value, row.site, row, name, micro_batch)
 
     def _backward(self, evidence: RowEvidence) -> Iterator[Suspect]:
-        yield from self._activations(evidence, "backward", "gradient", "backward")
+        yield from self._activations(evidence, "gradient", "backward")
         yield from self._pieces(evidence, "gradient", "gradient", "backward")
         if "gradient" not in evidence.pieces:  # on several ranks the sub-layer alone is known
             yield from self._table(evidence, "grad_norm", "gradient", "backward")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...schema import Cells
-from .._engine.row import Aside, RowRecord
+from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..incidents.first_place import Locator, Metrics, RowEvidence
 from ..incidents.report import Incident, Kept, paragraph
@@ -55,7 +55,7 @@ class Forensics(Instrument):
 
     def row_sent(self, row: RowRecord) -> None:
         if self._watched.stages is None:  # which have the places of their own
-            self._examine(row.step, *row.read(), row.broken, row.aside)
+            self._examine(row)
 
     def close(self) -> None:
         """No row will come any more."""
@@ -70,19 +70,13 @@ class Forensics(Instrument):
         if (incident := state.get("incident")) is not None:
             self.incident = Incident(**incident)  # a run has one, the first
 
-    def _examine(
-        self,
-        step: int,
-        metrics: Metrics,
-        tables: Mapping[str, Cells],
-        broken: Mapping[str, np.ndarray],
-        aside: Mapping[Aside, Mapping[str, np.ndarray]],
-    ) -> None:
-        """Takes a row, its recorded cells that are not finite, and what its record set aside."""
-        self._ring.append((step, metrics, tables))
+    def _examine(self, row: RowRecord) -> None:
+        """Keep the row; look for a number that is not finite, as long as there was none."""
+        metrics, tables = row.read()
+        self._ring.append((row.step, metrics, tables))
         if self.incident is None:
-            meant, recorded = self._meant(broken), self._recorded(tables)
-            evidence = RowEvidence(step, metrics, tables, meant, aside["pieces"], aside["clean"], recorded)
+            broken, recorded = self._meant(row.broken), self._recorded(tables)
+            evidence = RowEvidence(row.step, metrics, tables, broken, row.aside["pieces"], row.aside["clean"], recorded)
             self.incident = self._found(evidence)
             if self.incident is not None:
                 log.warning("%s", self.incident.paragraph)
