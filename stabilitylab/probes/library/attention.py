@@ -57,6 +57,18 @@ class Attention(Probe):
     through Python.
     """
 
+    @staticmethod
+    def caught(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
+        """Return the numbers of each query's softmax, from its logits and from which of them are allowed."""
+        seen = logits.masked_fill(~allowed, -torch.inf)
+        keys = allowed.sum(-1).expand(logits.shape[:-1])
+        entropy = torch.special.entr(seen.softmax(-1)).sum(-1)
+        return {
+            "entropy": torch.where(keys > 0, entropy, 0),  # without a key the softmax is 0 / 0
+            "ceiling": keys.clamp(min=1).to(logits.dtype).log(),
+            "max_logit": seen.amax(-1),
+        }
+
     def __init__(self) -> None:
         self._running: list[tuple[nn.Module, list[Caught]]] = []  # attention modules under way, innermost last
         self._left: list[tuple[nn.Module, list[Caught]]] = []  # the one that ended last, if what measures comes after
@@ -95,7 +107,7 @@ class Attention(Probe):
             for site in sites:
                 handles.append(site.module.register_forward_pre_hook(enter))
                 handles.append(site.module.register_forward_hook(leave))  # behind the pass's own, which measures
-            with Softmaxes(self._catch):
+            with Softmaxes(self._catch, self.caught):
                 yield
         finally:
             for handle in handles:
@@ -256,10 +268,10 @@ class Softmaxes(TorchFunctionMode):
     known of the logits and of where they are allowed."""
 
     def __init__(
-        self, catch: Callable[[Callable[[], Caught]], None], numbers: Callable[..., Caught] | None = None
+        self, catch: Callable[[Callable[[], Caught]], None], numbers: Callable[[torch.Tensor, torch.Tensor], Caught]
     ) -> None:
         super().__init__()
-        self._catch, self._numbers = catch, numbers or _over_keys
+        self._catch, self._numbers = catch, numbers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -329,17 +341,6 @@ def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor) -> Caught:
     if weight.dim() == 2 and _sequence_first(module, weight, queries):
         by_sentence = {name: value.transpose(1, 2) for name, value in by_sentence.items()}
     return {name: value.reshape(-1, *weight.shape) for name, value in by_sentence.items()}
-
-
-def _over_keys(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
-    seen = logits.masked_fill(~allowed, -torch.inf)
-    keys = allowed.sum(-1).expand(logits.shape[:-1])
-    entropy = torch.special.entr(seen.softmax(-1)).sum(-1)
-    return {
-        "entropy": torch.where(keys > 0, entropy, 0),  # without a key the softmax is 0 / 0
-        "ceiling": keys.clamp(min=1).to(logits.dtype).log(),
-        "max_logit": seen.amax(-1),
-    }
 
 
 def _over_last(input: torch.Tensor, dim: int | None = None, *rest: Any, **others: Any) -> bool:
