@@ -23,7 +23,7 @@ class Backwards:
     there every backward counts. ``on_begin``: is called when a backward reaches what the model returned.
     """
 
-    def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], looks: bool = True) -> None:
+    def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], looks: bool) -> None:
         self._parameters, self.looks = parameters, looks
         self.on_begin: list[Callable[[], None]] = []
         self._task, self._leads = -1, True  # the last backward of which a graph is made

@@ -19,7 +19,7 @@ class Guard:
     ``reference``.
     """
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self, strict: bool) -> None:
         self.strict, self.trying = strict, True
         self.recording = False  # device work is recorded: what cannot be is done as it is, and fails or not
         self.ended: dict[str, str] = {}  # table -> why

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...errors import StabilityLabError, listed
-from ..parameters.processes import ALONE, Processes
+from ..parameters.processes import Processes
 from ..places.naming import named
 from ..state import Found, StateSnapshot, TensorChange, merged
 from .board import Board
@@ -56,9 +56,9 @@ class NeutralPass:
         boards: Callable[[], Sequence[Board]],
         guard: Guard,
         audit: Audit,
-        ranks: Processes = ALONE,
-        restore: bool = False,
-        stateless: bool = False,
+        ranks: Processes,
+        restore: bool,
+        stateless: bool,
     ) -> None:
         self.over = ""  # why no pass is to come any more
         self.changed: list[str] = []  # tensors that the last pass changed, on any rank, where that is known at once

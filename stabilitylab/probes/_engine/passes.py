@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from ..parameters.processes import ALONE, Processes
+from ..parameters.processes import Processes
 from ..parameters.shards import ActivationShards
 from ..places.sites import Parts, Site
 from .board import Board
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
 
 
 class Shows(Protocol):
-    """Values that the model shows by stabilitylab.tap, see :class:`~._engine.tapped.Tapped`."""
+    """Values that the model shows by stabilitylab.tap, see :class:`~.tap_places.Tapped`."""
 
     expected: bool  # does its code say so, and are they still to come?
 
@@ -59,8 +59,8 @@ class Pass:
         boards: Sequence[Board],
         masks: Masks,
         guard: Guard,
+        ranks: Processes,
         together: bool = False,
-        ranks: Processes = ALONE,
     ) -> None:
         self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
         self.left_out = split_by_ddp(model)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..library.representations import Output
-from ..parameters.processes import ALONE, Processes
+from ..parameters.processes import Processes
 from ..places.expert_products import products
 from .board import Board
 from .device_recorder import DeviceRecorder, attempt
@@ -35,10 +35,10 @@ class ReferencePass(Pass):
         guard: Guard,
         reference: Callable[[], Any],
         stacks: Board | None,
-        recorder: DeviceRecorder | None = None,
-        ranks: Processes = ALONE,
+        recorder: DeviceRecorder | None,
+        ranks: Processes,
     ) -> None:
-        super().__init__(model, boards, masks, guard, ranks=ranks)
+        super().__init__(model, boards, masks, guard, ranks)
         self._reference = reference
         self.stacks = stacks
         self._outputs: list[Output] = []

@@ -53,8 +53,8 @@ class Tapped:
         boards: Sequence[Board],
         probes: Sequence[type[Probe]],
         lay: Callable[[Sites], None],
-        known: Sequence[Place] = (),
-        why_not: str = "",
+        known: Sequence[Place],
+        why_not: str,
     ) -> None:
         self.sites, self._lay, self._why_not = sites, lay, why_not
         self.open, self.expected = not why_not and bool(probes), False

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..base import wide
-from ..parameters.processes import ALONE, Processes
+from ..parameters.processes import Processes
 from ..places.sites import Parts
 from .backwards import Backwards
 from .board import Board, CleanPasses
@@ -59,12 +59,12 @@ class TrainingPass(Pass):
         boards: Sequence[Board],
         masks: Masks,
         guard: Guard,
-        scaler: torch.amp.GradScaler | None = None,
-        ranks: Processes = ALONE,
-        clean: CleanPasses | None = None,
-        together: bool = False,
+        scaler: torch.amp.GradScaler | None,
+        ranks: Processes,
+        clean: CleanPasses | None,
+        together: bool,
     ) -> None:
-        super().__init__(model, boards, masks, guard, together, ranks)
+        super().__init__(model, boards, masks, guard, ranks, together)
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come

@@ -28,7 +28,7 @@ class FeatureAxis:
     ``size``: the size of the weight. ``expected``: the dimension to return if several dimensions have that size.
     """
 
-    def __init__(self, size: int, expected: int = -1) -> None:
+    def __init__(self, size: int, expected: int) -> None:
         self.size, self.expected = size, expected
         self.known: int | None = None
 
@@ -74,7 +74,7 @@ def shown_by(module: nn.Module) -> Shown | None:
     return found if callable(found) else None
 
 
-def parts_of(value: Any, shown: Shown | None = None) -> Parts:
+def parts_of(value: Any, shown: Shown | None) -> Parts:
     """Return what is read of a stream, or of a tap, whose tuple is read as a whole."""
     found = value if shown is None else shown(value)
     return Parts(found if isinstance(found, (tuple, list)) else (found,))
