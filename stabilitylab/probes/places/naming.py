@@ -72,12 +72,7 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """Map full name to parameter, in the order of ``parameters()``, tied parameters once."""
-    found: dict[nn.Parameter, str] = {}
-    for each in named(model):
-        for key, parameter in each.module._parameters.items():
-            if parameter is not None:
-                found.setdefault(parameter, f"{each.path}.{key}".lstrip("."))
-    return {name: parameter for parameter, name in found.items()}
+    return ParameterPlaces(model)()
 
 
 class ParameterPlaces:

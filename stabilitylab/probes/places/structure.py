@@ -189,13 +189,15 @@ def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
     """Return the blocks of several convolutions in no stack, as the middle of a U-net: the names of the outermost
     blocks."""
     layers = {path for stack in stacks for path in stack.layers}
-    found: set[str] = set()
+    if not layers:
+        return []
+    found: list[str] = []
     for path, module in modules_of(model).items():
         holds = any(not path or layer.startswith(f"{path}.") for layer in layers)
-        inside = holds or is_leaf(module) or lies_in(path, layers | found)
+        inside = holds or is_leaf(module) or lies_in(path, layers.union(found))
         if not inside and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
-            found.add(path)
-    return [path for path in modules_of(model) if path in found] if layers else []
+            found.append(path)
+    return found
 
 
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:
