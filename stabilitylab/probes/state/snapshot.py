@@ -50,13 +50,11 @@ class Found:
 
     def read(self) -> list[TensorChange]:
         """Return all changes; the call waits for the device."""
-        return merged([*self.changes, *flagged(self.sampled, [] if self.flags is None else self.flags.tolist())])
-
-
-def flagged(sampled: Sequence[HeldTensor], flags: Sequence[float]) -> list[TensorChange]:
-    """Return the tensors whose flag is not 0. No copy of them was kept, so that none is undone."""
-    pairs = zip(sampled, flags, strict=True) if flags else ()
-    return [TensorChange(held.name, held.kind, undone=False) for held, flag in pairs if flag]
+        if self.flags is None:
+            return merged(self.changes)
+        pairs = zip(self.sampled, self.flags.tolist(), strict=True)  # no copy was kept of these: none is undone
+        sampled = [TensorChange(held.name, held.kind, undone=False) for held, flag in pairs if flag]
+        return merged([*self.changes, *sampled])
 
 
 def merged(changes: Iterable[TensorChange]) -> list[TensorChange]:
