@@ -21,7 +21,7 @@ from .cadence import is_due
 from .guard import Guard
 from .hooks import RootHook
 from .masks import Mask, Masks
-from .neutral_pass import Audit
+from .neutral_pass import Audit, NeutralPass
 from .options import WatchOptions
 from .selection import boards_for, chosen, extended, find_sites, split_sites
 from .stages import agreed, check_for_stages
@@ -95,6 +95,13 @@ class Watched:
 
     def masks(self, mask: Mask | Callable[[], Mask | None] | None) -> Masks:
         return Masks(mask, [stack.name for stack in self.sites.stacks])
+
+    def neutral_pass(self, kind: str, boards: Callable[[], Sequence[Board]]) -> NeutralPass:
+        """Return the guard around a kind of pass that fills ``boards``: "reference" or "curvature"."""
+        options = self.options
+        return NeutralPass(
+            kind, self.model, boards, self.guard, self.audit, self.ranks, options.restore, options.stateless
+        )
 
     def await_layout(self) -> None:
         """Look at how the model lies on the ranks: now, or at its first forward if that cannot be told yet."""

@@ -16,7 +16,6 @@ from .._engine.board import Board
 from .._engine.cadence import CurvatureCadence, is_curved
 from .._engine.evaluation import evaluation, random_states_kept
 from .._engine.first_batch import FirstBatch
-from .._engine.neutral_pass import NeutralPass
 from .._engine.row import RowRecord
 from .._engine.selection import LOSS
 from .._engine.update_batch import UpdateBatch
@@ -61,11 +60,11 @@ class CurvatureRows(Instrument):
         self._row, self._any = 0, False  # the row, and whether a probe has numbers in it
 
     def open(self, watched: Watched) -> None:
-        options, model, guard, ranks = watched.options, watched.model, watched.guard, watched.ranks
+        options, model = watched.options, watched.model
         self._boards = boards = watched.on("curvature")
-        audit, known = watched.audit, (options.restore, options.stateless)
-        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit, ranks, *known)
-        self._model, self._guard, self._parameters, self._ranks = model, guard, watched.parameters, ranks
+        self.neutrality = watched.neutral_pass("curvature", lambda: boards)
+        self._model, self._parameters = model, watched.parameters
+        self._guard, self._ranks = watched.guard, watched.ranks
         self._every: CurvatureCadence = options.curvature_every
         self._loss, self._of_update = options.curvature_loss, options.curvature_batch == "update"
         # what returns the loss if the caller gives no function for it

@@ -12,7 +12,6 @@ import torch
 from .._engine.board import Board
 from .._engine.cadence import REFERENCE_FINENESS, is_due
 from .._engine.first_batch import FirstBatch
-from .._engine.neutral_pass import NeutralPass
 from .._engine.reference_pass import ReferencePass
 from .._engine.row import RowRecord
 from .._engine.tap_places import Tapped
@@ -48,7 +47,7 @@ class ReferenceRows(Instrument):
         self._previous: tuple[int, list[Output]] | None = None
 
     def open(self, watched: Watched) -> None:
-        options, mask, ranks = watched.options, watched.options.mask, watched.ranks
+        options, mask = watched.options, watched.options.mask
         assert watched.reference is not None
         self.given: Callable[[], Any] | FirstBatch
         if isinstance(watched.reference, str):
@@ -59,15 +58,18 @@ class ReferenceRows(Instrument):
             self.given = watched.reference
         self._boards: Sequence[Board] = watched.on("reference")
         self._guard, self._options, self._parameters = watched.guard, options, watched.parameters
-        guard, audit = watched.guard, watched.audit
-        self.neutrality = NeutralPass(
-            "reference", watched.model, lambda: self._boards, guard, audit, ranks, options.restore, options.stateless
-        )
+        self.neutrality = watched.neutral_pass("reference", lambda: self._boards)
         self._update = next((board for board in self._boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in self._boards if board is not self._update]
-        masks, recorder = watched.masks(mask), options.recorder
         self._pass = ReferencePass(
-            watched.model, others, masks, watched.guard, self.given, self._update, recorder, ranks
+            watched.model,
+            others,
+            watched.masks(mask),
+            watched.guard,
+            self.given,
+            self._update,
+            options.recorder,
+            watched.ranks,
         )
 
     @property
