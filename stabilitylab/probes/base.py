@@ -57,15 +57,15 @@ class Probe:
     default: ClassVar[bool]
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
-    waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
-    together: ClassVar[bool] = False  # is there a measure_together()?
-    heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
-    in_step: ClassVar[bool] = False  # on="step": does it take what an optimizer sums in its step (Parameters.in_step)?
-    in_one_process: ClassVar[bool] = False  # is it taken in a single process alone?
-    in_one_stage: ClassVar[bool] = False  # is it refused where a pipeline, or code of the caller's, splits the model?
-    by_name: ClassVar[bool] = False  # is it taken where its name is given, and not with "all"?
+    waits: ClassVar[bool] = False  # True if measuring makes the host wait, so that it cannot be part of a CUDA graph
+    together: ClassVar[bool] = False  # True if there is a measure_together()
+    heads: ClassVar[bool] = False  # True if numbers have a first dimension of heads, each of which has a row
+    in_step: ClassVar[bool] = False  # on="step": True if it takes the sums of an optimizer's step (Parameters.in_step)
+    in_one_process: ClassVar[bool] = False  # True if it is taken in a single process alone
+    in_one_stage: ClassVar[bool] = False  # True if it is refused where a pipeline or share= splits the model
+    by_name: ClassVar[bool] = False  # True if it is taken where its name is given, and not with "all"
     brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
-    awake: bool = True  # is the coming row probed?
+    awake: bool = True  # True if the coming row is probed
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)

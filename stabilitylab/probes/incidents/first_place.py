@@ -97,10 +97,12 @@ class Locator:
 
     def _table(self, evidence: RowEvidence, name: str, kind: str, phase: Phase) -> Iterator[Suspect]:
         broken, clean = evidence.broken.get(name), evidence.clean.get(name)
-        for number in () if broken is None else np.flatnonzero(broken.any(axis=1)):
+        if broken is None:
+            return
+        for number in np.flatnonzero(broken.any(axis=1)):
             row = self._boards[name].table.rows[number]
             position = self._order.get((name, int(number)), self._position(row))
-            value = float(evidence.tables[name].values[number][evidence.broken[name][number]][0])
+            value = float(evidence.tables[name].values[number][broken[number]][0])
             micro_batch = None if clean is None else int(clean[number])
             yield Suspect(phase, kind, position, value, row.site, row, name, micro_batch)
 
