@@ -29,13 +29,14 @@ ENABLED = {
 
 
 def enabled() -> list[str]:
-    """The kernels of ``F.scaled_dot_product_attention`` that torch may choose from now."""
+    """Return the kernels of ``F.scaled_dot_product_attention`` that torch may choose from now."""
     return [name for name, is_on in ENABLED.items() if is_on()]
 
 
 def attention(kernels: Sequence[str] | None) -> AbstractContextManager[Any]:
-    """Around forward and backward passes (of which a checkpointed layer is computed anew in the latter): only these
-    kernels, in torch's order, which is flash, efficient, math. None: torch's own choice."""
+    """Return a context for forward and backward passes in which attention takes only these kernels, in torch's order:
+    flash, efficient, math. (Backward passes too, since they compute checkpointed layers anew.) None: torch's own
+    choice."""
     return nullcontext() if kernels is None else sdpa_kernel([BACKENDS[name] for name in kernels])
 
 
@@ -52,7 +53,8 @@ def process_facts(device: torch.device, kernels: Sequence[str] | None = None) ->
 
 
 def numerics(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return what a run records of it; ``kernels`` are those that it will use (None: those that are enabled)."""
+    """Return the ways of computing that a run records. ``kernels``: those that it will use (None: those that are
+    enabled)."""
     cuda = device.type == "cuda"
     return {
         "attention": enabled() if kernels is None else list(kernels),

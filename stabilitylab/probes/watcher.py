@@ -416,25 +416,25 @@ class Watcher:
         self.sink.open(list(self.tables.values()))
 
     def _note_audit(self) -> None:
-        """Called when what was checked of the run has changed; a subclass records it at once."""
+        """Note that the audit of the run has changed; a subclass records it at once."""
 
     def _begin_row(self) -> None:
         self._instruments.call("before_forward", self.t)
 
     def _next_row(self) -> RowRecord:
-        """The row that this ``step`` fills; the one before is sent, unless the update is recorded."""
+        """Return the row that this ``step`` fills. The row before is sent, unless the update is recorded."""
         if self._template is not None:
             return self._template
         self._send()
         return RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
 
     def _hold(self, row: RowRecord) -> None:
-        """This row is sent next; one that is owed numbers waits for the steps of all optimizers."""
+        """Hold the row that is sent next. If numbers are still owed to it, it waits for the steps of all optimizers."""
         self._row = row
         self._steps = set(range(len(self._watched.optimizers))) if row.state is State.OWED else set()
 
     def _stepped(self, number: int) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         with self._timed():
             self._instruments.call("after_step", number)
             self._steps.discard(number)
@@ -442,7 +442,8 @@ class Watcher:
                 self._complete()
 
     def _complete(self) -> None:
-        """Adds to the row what the update did. One that never came left the parameters as they were: numbers of 0."""
+        """Add to the row what the update did. An update that never came left the parameters as they were: numbers of
+        0."""
         row = self._row
         if row is not None and row.state is State.OWED:
             with torch.no_grad():
@@ -452,7 +453,7 @@ class Watcher:
             row.ship()
 
     def _settle(self) -> None:
-        """The row as far as it is known: a scaler skipped the update, or the interruption came before it."""
+        """Close the row as far as it is known: a scaler skipped the update, or the interruption came before it."""
         if self._watched.scaler is not None:
             self._complete()
         elif self._row is not None and self._row.state is State.OWED:
@@ -474,7 +475,7 @@ class Watcher:
         return self._watched.parameters.device.type == "cpu" or self.incident is not None
 
     def _send(self) -> None:
-        """The row to the sink, which waits for the device."""
+        """Send the row to the sink; the call waits for the device."""
         self._complete()
         if self._row is None:
             return
@@ -491,7 +492,7 @@ class Watcher:
         self._instruments.call("row_sent", row)
 
     def _end(self, board: Board) -> None:
-        """A table ended on another rank, or on all, which found that they do not agree."""
+        """End a table that ended on another rank, or on all ranks, which found that they do not agree."""
         ranks, guard = self._watched.ranks, self._watched.guard
         if not board.ended and (why := ranks.apart.get(board.table.name)):
             guard.disagree([board], why, ranks.rank == 0)

@@ -11,16 +11,16 @@ from torch.autograd.graph import get_gradient_edge
 
 
 class Backwards:
-    """Tells backwards that the optimizer will see from others, by the gradients of ``parameters``.
+    """The backward passes of a row, and which of them lead to its update, by the gradients of ``parameters``.
 
     A backward of which a graph is made (``create_graph=True``) and that leaves no gradient on a parameter is part of a
     loss, as the gradient of a penalty is. Gradients that are gone (``zero_grad`` sets them to None) when the next
     forward begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was run
     for its generator. A loop that overwrites gradients with zeros instead looks like one that accumulates:
-    ``rewritten`` tells that something wrote to a gradient between a backward of the row and its next forward.
+    ``rewritten`` is True if something wrote to a gradient between a backward of the row and its next forward.
 
-    ``looks``: whether the parameters tell. On several ranks they may be split, so that a graph ends at other tensors:
-    there every backward counts. ``on_begin``: is called when a backward reaches what the model returned.
+    ``looks``: True if the parameters tell. On several ranks they may be split, so that a graph ends at other tensors:
+    there every backward counts. ``on_begin``: functions to call when a backward reaches what the model returned.
     """
 
     def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], looks: bool) -> None:

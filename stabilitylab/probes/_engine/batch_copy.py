@@ -23,7 +23,7 @@ MOST = 10_000  # objects that are looked into
 
 
 class NotCopied(Exception):
-    """Something in a batch cannot be copied; the message names it."""
+    """An error for something in a batch that cannot be copied; the message names it."""
 
 
 def each_tensor(change: Callable[[Tensor], Tensor], **named: Any) -> tuple[Any, ...]:
@@ -51,7 +51,8 @@ class _Copy:
         self._known: dict[int, tuple[Any, Any]] = {}  # id -> the object, so that it lives, and its copy
 
     def of(self, value: Any, name: str, inside: bool = False) -> Any:
-        """``inside``: an attribute of an object, which may be of any kind if it holds no tensor."""
+        """Return the copy of a value. ``inside``: True for an attribute of an object, which may be of any kind if
+        it holds no tensor."""
         if isinstance(value, SHARED):
             return value
         if id(value) in self._known:

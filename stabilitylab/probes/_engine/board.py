@@ -18,7 +18,7 @@ from .masks import Masks
 
 
 class Board:
-    """One probe's numbers for one row: views of shared buffers, (rows, width) for each column.
+    """The numbers of one probe for one row: views of shared buffers, (rows, width) for each column.
 
     Numbers from hooks wait, one small tensor each, until ``reduce`` adds equal shapes up in a few operators.
     """
@@ -48,7 +48,7 @@ class Board:
         return self.rules[column].of or column
 
     def place(self, additive: bool, buffer: torch.Tensor) -> None:
-        """Lays the columns that are sums, or maxima, out in ``buffer``."""
+        """Place the columns that are sums, or maxima, in ``buffer``, one after the other."""
         self._storage[additive] = buffer
         self.parts |= self._columns_in(additive, buffer)
 
@@ -59,24 +59,24 @@ class Board:
         return {column: part.view(-1, width) for (column, width), part in zip(columns.items(), parts, strict=True)}
 
     def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
-        """A number, or one a token, that waits for the end of the pass."""
+        """Keep a number, or one number per token, until the pass ends."""
         self._waiting.setdefault(raw, []).append((row, value))
 
     def hold_value(self, raw: str, row: int, value: torch.Tensor) -> None:
-        """A value that is measured later, with others of its shape; it must not be written to until then."""
+        """Keep a value that is measured later, with others of its shape. Nothing may write to it until then."""
         key = raw, self.sites[row].mask, value.shape, value.dtype
         rows, values = self._values.setdefault(key, ([], []))
         rows.append(row)
         values.append(value.detach())
 
     def drop(self) -> None:
-        """Forgets what waits to be added up."""
+        """Forget what waits to be added up."""
         self.probe.end_pass(kept=False)
         self._waiting.clear()
         self._values.clear()
 
     def reduce(self, masks: Masks) -> None:
-        """Adds what waits to the columns, equal shapes of one stack together."""
+        """Add what waits to the columns, equal shapes of one stack together."""
         for (raw, stack, shape, _), (rows, values) in self._values.items():
             numbers = self.probe.measure_together(values)
             self.add(raw, rows, numbers, masks(stack, shape[:-1], numbers.device) if numbers.dim() > 1 else None)
@@ -105,13 +105,13 @@ class Board:
             self._seen[rows, place] = True
 
     def extend(self, sites: Sequence[Site]) -> None:
-        """More places, found while the first row is measured; :func:`lay_out_anew` makes room for their numbers."""
+        """Add places that were found while the first row is measured; :func:`lay_out_anew` then makes room."""
         self.sites = (*self.sites, *sites)
         self.table = replace(self.table, rows=(*self.table.rows, *(site.row for site in sites)))
         self._seen = np.pad(self._seen, ((0, len(sites)), (0, 0)))
 
     def collect(self, collected: Collected) -> None:
-        """Takes the numbers of all rows at once, from a probe of parameters."""
+        """Add the numbers of all rows at once, from a probe of parameters."""
         for column, values in collected.columns.items():
             own = self.parts[column]
             own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
@@ -136,11 +136,11 @@ class Board:
         return seen
 
     def recall(self, seen: np.ndarray) -> None:
-        """A replay has filled the columns for these cells."""
+        """Note that a replay has filled the columns for these cells."""
         self._seen |= seen
 
     def end(self, why: str) -> None:
-        """No number of its probe is wanted any more."""
+        """End the table for this reason: from now on it stays empty."""
         self.ended = why
         self.clear()
 
@@ -153,7 +153,7 @@ class Board:
 
 
 def allocate(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
-    """One float64 buffer for all sums, which is returned, and one for all maxima."""
+    """Make one float64 buffer for all sums and one for all maxima; return the one for sums."""
     buffer = _placed(boards, device)
     for board in boards:
         board.clear()
@@ -161,7 +161,7 @@ def allocate(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
 
 
 def lay_out_anew(boards: Sequence[Board], device: torch.device, clean: CleanPasses | None) -> None:
-    """Larger buffers after places came, with what the boards hold so far."""
+    """Make larger buffers after places came, and copy what the boards hold so far."""
     old = [(board, column, part) for board in boards for column, part in board.parts.items()]
     buffer = _placed(boards, device)
     for board in boards:
@@ -187,14 +187,15 @@ def _placed(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
 
 
 class CleanPasses:
-    """Counts how many micro-batches of a row left each number finite: two operator calls for each but the last."""
+    """The number of micro-batches of a row that left each number finite: two operator calls for each but the last."""
 
     def __init__(self, sums: torch.Tensor) -> None:
         self._sums, self._clean = sums, torch.zeros(sums.shape, dtype=torch.int16, device=sums.device)
         self.passes = 0
 
     def follow(self, sums: torch.Tensor, moved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """The sums lie elsewhere now (where they were, where they are), and others, new and finite so far, beside."""
+        """Follow the sums to a new buffer. ``moved``: where they were and where they are. New sums count as finite so
+        far."""
         before, self._sums = self._clean, sums
         self._clean = torch.full(sums.shape, self.passes, dtype=torch.int16, device=sums.device)
         for old, new in moved:
@@ -214,7 +215,7 @@ class CleanPasses:
         self.passes += 1
 
     def take(self, boards: Sequence[Board]) -> Mapping[str, torch.Tensor]:
-        """(rows,) by table, and then begins anew; empty where there was one micro-batch."""
+        """Return the counts by table, (rows,), and begin anew. The result is empty if there was one micro-batch."""
         if not self.passes:
             return {}
         taken = {}

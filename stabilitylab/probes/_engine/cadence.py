@@ -22,7 +22,8 @@ def checked(every: int | str, name: str) -> Cadence:
 
 
 def is_due(row: int, every: Cadence, fineness: int = FINENESS) -> bool:
-    """``every`` n: rows 0, n, 2n, ...; ``"log"``: row 0, then from row n to n + max(1, ceil(n / fineness)).
+    """Return True if a row is due. ``every`` n: rows 0, n, 2n, ...; ``"log"``: row 0, then from row n to n + max(1,
+    ceil(n / fineness)).
 
     The training pass has fineness 10: 0, 1, ..., 11, 13, 15, ..., at least 10 % apart; the reference pass, which costs
     forward passes of its own, 5: 0, 1, ..., 6, 8, 10, 12, 15, ..., at least 20 % apart.
@@ -40,7 +41,8 @@ def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
 
 
 def is_curved(row: int, every: CurvatureCadence) -> bool:
-    """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
+    """Return True if curvature is due. ``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then
+    20 % apart; n: every n-th."""
     if every != "auto":
         return is_due(row, every, REFERENCE_FINENESS)
     if row <= LONG:

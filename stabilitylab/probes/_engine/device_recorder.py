@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DeviceRecorder(Protocol):
-    """Records what a function asks of the device, so that it can be asked for again without running the function.
+    """A recorder of what a function asks of the device, so that it can be asked for again without running the function.
 
     The function works on tensors that stay where they are, and everything that differs from one time to the next stands
     in such a tensor: of Python it runs no line when it is replayed.
@@ -28,7 +28,8 @@ class DeviceRecorder(Protocol):
         ...
 
     def another(self) -> DeviceRecorder:
-        """One like it, whose recordings have memory of their own: it is given back once all of them are gone."""
+        """Return a recorder like this one, whose recordings have memory of their own. The memory is given back once all
+        of them are gone."""
         ...
 
 
@@ -66,9 +67,9 @@ class CudaGraphs:
         return result, graph.replay
 
     def _clean_up(self, around: torch.cuda.Stream, graph: Any, begun: bool) -> None:
-        """After a capture that failed, which torch leaves half open: its stream is the current one, its pool is being
-        allocated to and never given back, and the next random number raises, since the generator counts them for the
-        graph."""
+        """Clean up after a capture that failed, which torch leaves half open: its stream is the current one, its pool
+        is being allocated to and never given back, and the next random number raises, since the generator counts them
+        for the graph."""
         torch.cuda.set_stream(around)
         place = self._stream.device.index
         names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # of new and of old versions
@@ -110,19 +111,19 @@ def attempt(recorder: DeviceRecorder, work: Callable[[], T]) -> tuple[T, Callabl
 
 
 def why(error: RuntimeError) -> str:
-    """The first line of what went wrong first: the end of a failed capture raises too, and says only that it failed."""
+    """Return the first line of the first error. The end of a failed capture raises too, without a reason."""
     *_, first = _chain(error)
     return (str(first).splitlines() or [type(first).__name__])[0]
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Torch's own error, what CUDA says of it, and cuBLAS."""
+    """Return True for a lack of memory: torch's own error, or what CUDA or cuBLAS says of it."""
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "_ALLOC_FAILED" in text
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what went wrong before it, as far as these are errors of torch."""
+    """Yield the error and those before it that led to it, as far as they are errors of torch."""
     found: BaseException | None = error
     while isinstance(found, RuntimeError):
         yield found

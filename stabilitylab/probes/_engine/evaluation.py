@@ -30,8 +30,8 @@ def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; each module's own training flag and the random states are restored. Buffers that a
-    forward itself changes in eval mode (a counter, say) are not."""
+    """Run the block in eval mode without gradients, then restore each module's own training flag and the random states.
+    Buffers that a forward itself changes in eval mode (a counter, say) are not restored."""
     training = [module for module in model.modules() if module.training]
     with random_states_kept(model), torch.no_grad():
         try:

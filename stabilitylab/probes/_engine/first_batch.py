@@ -36,7 +36,7 @@ class FirstBatch(ForwardCopies):
         return self._mask
 
     def __call__(self) -> None:
-        """Runs the model; nothing that it returns is a metric."""
+        """Run the model; nothing that it returns is a metric."""
         assert self._given is not None
         self.run(*self._given)
 

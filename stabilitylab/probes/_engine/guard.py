@@ -12,11 +12,11 @@ log = logging.getLogger("stabilitylab")
 
 
 class Guard:
-    """Takes the errors of probes: a table whose probe raised ends, which is said once, in the log and in ``ended``.
+    """The place where errors of probes end: the table of a probe that raised ends, which is said once, in the log and
+    in ``ended``.
 
-    ``strict``: every error is raised. One that tells what to give instead (UsageError) is raised while ``trying``, at
-    the first probed row, where nothing is lost yet, and so is any of the caller's own
-    ``reference``.
+    ``strict``: every error is raised. An error that says what to give instead (UsageError) is raised while ``trying``,
+    at the first probed row, where nothing is lost yet, and so is any error of the caller's own ``reference``.
     """
 
     def __init__(self, strict: bool) -> None:
@@ -31,7 +31,7 @@ class Guard:
         self._end([board], f"its probe raised {said(error)}", error)
 
     def instrument(self, name: str, boards: Iterable[Board], error: Exception) -> None:
-        """An instrument itself raised: its tables end."""
+        """End the tables of an instrument that raised."""
         heard, self._heard = self._heard, None
         if self.strict or self.recording or error is heard:
             raise error
@@ -39,23 +39,23 @@ class Guard:
             log.warning("no more of %s, which raised %s. Training goes on.", name, said(error))
 
     def reference(self, boards: Iterable[Board], error: Exception, own: bool) -> None:
-        """The held-out pass raised; ``own``: the caller's own function."""
+        """End the tables of a held-out pass that raised. ``own``: True if it runs the caller's own function."""
         if self.strict or self.recording or (self.trying and own):
             self._heard = error
             raise error
         self._end(boards, f"the held-out pass raised {said(error)}", error)
 
     def elsewhere(self, board: Board) -> None:
-        """It ended on another rank."""
+        """End a table that has ended on another rank."""
         if not board.ended:
             self._end([board], "its probe raised on another rank, whose log says what", None)
 
     def stop(self, boards: Iterable[Board], why: str) -> bool:
-        """Ends tables for another reason than an error; returns False if none was left to end."""
+        """End tables for another reason than an error; return False if none was left to end."""
         return self._end(boards, why, None)
 
     def disagree(self, boards: Iterable[Board], why: str, first: bool) -> None:
-        """Ends tables whose numbers ranks cannot add up, on all of them; ``first``: this is the rank that says so."""
+        """End tables whose numbers ranks cannot add up, on all ranks. ``first``: True on the rank that says so."""
         if self.strict:
             raise UsageError(f"{why}.")
         self._end(boards, why, None, first)
@@ -73,5 +73,5 @@ class Guard:
 
 
 def said(error: Exception) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     return f"{type(error).__name__} ({(str(error).splitlines() or ['without a message'])[0][:200].rstrip('.')})"

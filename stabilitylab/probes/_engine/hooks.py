@@ -27,7 +27,7 @@ Value = torch.Tensor | None
 
 
 class Visitor(Protocol):
-    """Measures when a module is called."""
+    """The object that measures when a module is called."""
 
     model: nn.Module
     left_out: bool  # of compiled code
@@ -38,10 +38,10 @@ class Visitor(Protocol):
 
 
 class Hook(Copied):
-    """A module's forward hook, for all that ``visitor`` wants there.
+    """The forward hook of a module, for all that ``visitor`` wants there.
 
-    ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``:
-    whose gradient is wanted, of the "input" and of the "output". ``compiled``: whether it stands in compiled code,
+    ``needs_input``, ``needs_output``: True if anything reads what enters, or what leaves, the module. ``gradient_of``:
+    the values whose gradient is wanted, "input" and "output". ``compiled``: True if the hook stands in compiled code,
     where it cannot be taken away. ``streams``: the arguments whose sum enters, and ``is_tap``: the module is a tap, see
     :class:`~stabilitylab.probes.places.sites.Site`.
     """
@@ -117,14 +117,15 @@ class Hook(Copied):
         self._handles = []
 
     def let_go(self) -> None:
-        """For good. In compiled code it stays where it is, since that would be compiled anew, and does nothing."""
+        """End the hook for good. In compiled code it stays where it is, since the code would be compiled anew, and does
+        nothing."""
         self.visitor, self.wanted = None, ()
         if not self.compiled:
             self.detach()
 
 
 class EntryHook(Copied):
-    """Shows the gradient of what enters a module to compiled code."""
+    """A hook that shows compiled code the gradient of what enters a module."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -169,7 +170,8 @@ def in_backward() -> bool:
 
 
 def _entering(args: Any, kwargs: Any) -> torch.Tensor | None:
-    """:func:`hidden_state`, as far as a compiler follows it: not into objects of other kinds, as caches are."""
+    """Return what :func:`hidden_state` does, as far as a compiler follows it: not into objects of other kinds, such as
+    caches."""
     for given in (kwargs.get("hidden_states"), args, kwargs):
         if (found := _tensor(given)) is not None:
             return found
@@ -205,7 +207,7 @@ def _through_parts(value: Any, parts: Parts, key: torch.Tensor) -> Any:
 
 
 def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    """``value`` with another tensor in one's place."""
+    """Return ``value`` with tensor ``new`` in the place of ``old``."""
     if value is old:
         return new
     if type(value) in (tuple, list):
@@ -226,7 +228,7 @@ _HOOKS: WeakValueDictionary[int, Hook] = WeakValueDictionary()
 
 
 def _run(x: Value, y: Value, key: torch.Tensor) -> None:
-    """The operator, where compiled code comes to it."""
+    """Run the operator ``visit``, where compiled code comes to it."""
     number, kind = divmod(int(key), 3)
     if (hook := _HOOKS.get(number * 3)) is None or hook.visitor is None:
         return
@@ -250,8 +252,8 @@ _LIBRARY.impl("through", lambda value, *rest: value.clone(), "CompositeExplicitA
 
 
 def not_copied(operator: Any, value: torch.Tensor) -> torch.Tensor:
-    """The shape of what an operator hands on, for compilers; the first time that inductor asks, it is told that it need
-    not copy."""
+    """Return an empty tensor like the one that an operator hands on, for compilers. The first time that inductor asks,
+    it is told that it need not copy."""
     if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and operator not in lowering.lowerings:
         lowering.register_lowering(operator, type_promotion_kind=None)(lambda value, *rest: value)
     return torch.empty_like(value)
@@ -299,8 +301,8 @@ _callback: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambd
 
 
 def keep_apart() -> None:
-    """Keeps hooks that run beside compiled code, those of a compiled module itself, from becoming graphs of their own;
-    inside it they are part of its graph as ever."""
+    """Keep hooks that run beside compiled code, those of a compiled module itself, from becoming graphs of their own.
+    Inside compiled code they remain part of its graph."""
     global _apart
     if "torch._dynamo" in sys.modules:
         from torch._dynamo.eval_frame import skip_code
@@ -311,8 +313,8 @@ def keep_apart() -> None:
 
 
 def forget_compiled() -> bool:
-    """Has all compiled code of this process compiled anew at its next call, since hooks that come after the first one
-    are passed over in silence; False where there is none."""
+    """Make all compiled code of this process be compiled anew at its next call, since hooks that come after the first
+    call are passed over in silence. Return False if there is none."""
     if "torch._dynamo" not in sys.modules:
         return False
     from torch._dynamo import convert_frame

@@ -12,7 +12,7 @@ Mask = torch.Tensor | Mapping[str, torch.Tensor]
 
 
 class Masks:
-    """Tells which tokens of a stack are real: all without a mask, else the caller's, asked for once a forward pass."""
+    """The real tokens of a stack: all without a mask, else those of the caller's mask, asked for once a forward."""
 
     def __init__(self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str]) -> None:
         self._given = given
@@ -20,14 +20,15 @@ class Masks:
         self.renew()
 
     def renew(self) -> None:
-        """A new pass begins: the next look-up asks again."""
+        """Begin a new pass: the next look-up asks again."""
         self._asked = False
         self._masks: Mask | None = None
         self._found: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
         self._nearest: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
 
     def __call__(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        """True per real token, of shape ``tokens``; everywhere for the stack None, that of routed tokens."""
+        """Return a mask of shape ``tokens``, True on real tokens. All tokens are real for the stack None, that of
+        routed tokens."""
         if (found := self._found.get((stack, tokens))) is None:
             found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
         return found
@@ -75,7 +76,8 @@ class Masks:
 
 
 def _laid_out(mask: torch.Tensor, tokens: torch.Size) -> torch.Tensor | None:
-    """``mask`` (B, T) for tokens (B, T), flattened ones (B T), or those of each head, (B, T, H) or (B, H, T)."""
+    """Return a ``mask`` (B, T) in the layout of the tokens: (B, T), flattened (B T), or by head, (B, T, H) or (B, H,
+    T); None if no layout fits."""
     if mask.shape == tokens:
         return mask
     if tokens == (mask.numel(),):

@@ -37,7 +37,7 @@ class Audit:
 
 
 class NeutralPass:
-    """Watches one kind of pass, ``what``: "reference" or "curvature".
+    """The guard around one kind of pass, ``what``: "reference" or "curvature".
 
     At the first pass all tensors of the model are copied, compared bit by bit, and restored where they differ; the copy
     is gone when the pass is over. Later passes compare each tensor's version, place and a sample of its words
@@ -73,10 +73,10 @@ class NeutralPass:
 
     @contextmanager
     def around(self, row: int, by_caller: Collection[str] = (), at_once: bool = True) -> Iterator[None]:
-        """Around a pass. ``by_caller``: kinds of tensors that the caller restores, later: a backward may come before
-        that, which needs the buffers as they were broadcast. Where not ``at_once``, the numbers that tell of it go with
-        the row, by :meth:`ship` and :meth:`tell`: the host does not wait for a device, and ranks for each other, once
-        more."""
+        """Compare the model before and after a pass. ``by_caller``: kinds of tensors that the caller restores later,
+        since a backward may come before that, which needs the buffers as they were broadcast. Without ``at_once`` the
+        numbers about the pass travel with the row, by :meth:`ship` and :meth:`tell`, so that the host does not wait for
+        a device once more, nor ranks for each other."""
         self._ranks.reshard()
         if self._stateless and self._passes and not self._restore:
             try:
@@ -129,7 +129,7 @@ class NeutralPass:
         self.over = self.over or why
 
     def settle(self) -> None:
-        """Ends the tables of a pass that is over, once the row that it was in has its numbers; says so once."""
+        """End the tables of a pass that is over, once the row that it was in has its numbers, and say so once."""
         if self.over and not self._settled:
             self._settled = True
             if not self._guard.stop(self._boards(), self.over):
@@ -190,7 +190,7 @@ class NeutralPass:
 
 
 def _broadcast(model: nn.Module) -> frozenset[str]:
-    """The buffers that DistributedDataParallel overwrites with the first rank's before each forward."""
+    """Return the names of buffers that DistributedDataParallel overwrites with the first rank's before each forward."""
     wrappers = [
         each
         for each in named(model)

@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
 class Shows(Protocol):
     """Values that the model shows by stabilitylab.tap, see :class:`~.tap_places.Tapped`."""
 
-    expected: bool  # does its code say so, and are they still to come?
+    expected: bool  # the model's code has taps, and their values are still to come
 
     def listen(self, listener: Pass) -> None: ...
 
@@ -45,7 +45,7 @@ class Shows(Protocol):
 
 
 class Pass:
-    """Hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
+    """The hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
 
     Where parts of the model are called instead of the model, or it is compiled, a pass ends when a site comes round
     again. ``guard``: what is around each piece of a probe's work.
@@ -85,8 +85,8 @@ class Pass:
         return bool(self._calls)
 
     def attach(self) -> None:
-        """Hooks on every module where a board wants something: one a module, since what calls a hook costs as much as a
-        norm."""
+        """Put a hook on every module where a board wants something: one per module, since calling a hook costs as much
+        as a norm."""
         if self.attached or not (self.boards or (self.tapped is not None and self.tapped.expected)):
             return
         keep_apart()
@@ -101,7 +101,7 @@ class Pass:
             self.tapped.listen(self)
 
     def detach(self) -> None:
-        """Takes away the hooks, but for those in compiled code, which would be missing when it is compiled again."""
+        """Take away the hooks, except those in compiled code, which would be missing when it is compiled again."""
         for handle in self._roots:
             handle.remove()
         self._roots = []
@@ -112,24 +112,24 @@ class Pass:
                 hook.detach()
 
     def add(self, board: Board) -> None:
-        """A board of what the model shows alone."""
+        """Add a board whose places the model shows by ``tap`` alone."""
         self.boards = [*self.boards, board]
 
     def stay(self) -> None:
-        """From now on all hooks stay, since the model is compiled."""
+        """Let all hooks stay from now on, since the model is compiled."""
         self._hooks = self._hooks or list(self._made())
         for hook in self._hooks:
             hook.compiled = True
 
     def close(self) -> None:
-        """Takes away all hooks, or makes them do nothing."""
+        """Take away all hooks, or make them do nothing."""
         self.detach()
         for hook in self._hooks:
             hook.let_go()
         self._hooks = []
 
     def end(self, more: bool = False) -> None:
-        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows.
+        """Add up what the pass left waiting. ``more``: True if another micro-batch of the same row follows.
 
         What waits of a forward that never came to its end is dropped: it raised, and its loss does not exist.
         """
@@ -154,7 +154,7 @@ class Pass:
         return self._calls.get(hook) == self._number
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:
-        """Measures what is wanted of a call of a module: what enters it and what it returns."""
+        """Measure what is wanted of a call of a module: what enters it and what it returns."""
         if not self.attached or not self.records(hook, compiled):
             return
         began = time.perf_counter()
@@ -192,7 +192,7 @@ class Pass:
         self.seconds += time.perf_counter() - began
 
     def _visit_parts(self, wanted: Wanted, x: Any, y: Parts, compiled: bool) -> None:
-        """Measures a stream that is read in parts: their mean, or the gradients of all of them."""
+        """Measure a stream that is read in parts: their mean, or the gradients of all of them."""
         board, row, _ = wanted
         weight = self._weight(board.sites[row], y.tensors[0].shape, y.tensors[0].device)
         if board.probe.on == "backward":
@@ -205,7 +205,7 @@ class Pass:
         return (self.masks.nearest if site.inner else self.masks)(site.mask, shape[:-1], device)
 
     def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
-        """Notes that gradients of parts will come, see :class:`~.training_pass.TrainingPass`."""
+        """Note that gradients of parts will come, see :class:`~.training_pass.TrainingPass`."""
 
     def _whole(self, shards: ActivationShards, hook: Hook, *values: Any) -> Iterator[Any]:
         """Yield values of a tensor-parallel model: with other ranks' parts, unless a gradient alone is wanted."""
@@ -215,10 +215,10 @@ class Pass:
             yield shards.whole(hook.module, sites[0].stack, value, take) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
-        """Notes a gradient in compiled code, see :class:`~.training_pass.TrainingPass`."""
+        """Note a gradient in compiled code, see :class:`~.training_pass.TrainingPass`."""
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
-        """Measures at a site and keeps the numbers, still per token, until the pass ends."""
+        """Measure at a site, and keep the numbers, still per token, until the pass ends."""
         board, row, fed = wanted
         if self._together and board.probe.together and y.numel() <= SMALL:
             y = y.clone() if compiled else y  # compiled code uses its memory again
@@ -247,7 +247,7 @@ class Pass:
             self._reduce()
 
     def _reduce(self) -> None:
-        """Adds up what waits on the boards."""
+        """Add up what waits on the boards."""
         for board in self.boards:
             try:
                 board.reduce(self.masks)
@@ -256,7 +256,7 @@ class Pass:
         self._held = 0
 
     def _drop(self) -> None:
-        """Forgets what waits on the boards."""
+        """Forget what waits on the boards."""
         for board in self.boards:
             board.drop()
         self._held = 0

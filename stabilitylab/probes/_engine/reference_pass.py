@@ -25,7 +25,8 @@ log = logging.getLogger("stabilitylab")
 
 
 class ReferencePass(Pass):
-    """Runs the caller's ``reference`` in eval mode without gradients; leaves flags and random state as they were."""
+    """The pass that runs the caller's ``reference`` in eval mode without gradients; flags and random states stay as
+    they were."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ReferencePass(Pass):
         self._ran: set[bool] = set()
 
     def run(self, record: bool = True) -> tuple[list[Output], dict[str, Any]]:
-        """The stacks' outputs, and the metrics that ``reference`` returned; ``record`` fills the boards as well."""
+        """Return the stacks' outputs and the metrics that ``reference`` returned. ``record``: fill the boards too."""
         if (replay := self._replays.get(record)) is not None:
             return replay()
         boards = self.boards
@@ -98,7 +99,7 @@ class ReferencePass(Pass):
 
 
 class Replay:
-    """A recorded pass: its outputs, which the next replay overwrites, are handed on as copies."""
+    """A recorded pass. Its outputs are handed on as copies, since the next replay overwrites them."""
 
     def __init__(
         self, boards: Sequence[Board], outputs: list[Output], metrics: dict[str, Any], again: Callable[[], None]

@@ -24,15 +24,15 @@ ONE = np.ones((1, 1), dtype=bool)
 
 
 class State(Enum):
-    """OPEN: numbers are added. OWED: those about the update are still to come. SHIPPED: a copy to the host is under
-    way. READ: the host has them all."""
+    """The states of a row. OPEN: numbers are added. OWED: numbers about the update are still to come. SHIPPED: a copy
+    to the host is under way. READ: the host has all numbers."""
 
     OPEN, OWED, SHIPPED, READ = range(4)
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """Numbers that are no part of the row but tell where it broke, by the kind of what they tell and a name."""
+    """Numbers that are no part of the row but tell where it broke, by kind and name."""
 
     kind: Aside
     name: str
@@ -47,7 +47,8 @@ Entry = RankShare | SetAside
 
 @dataclass(frozen=True)
 class Shipment:
-    """Numbers under way: their copy, the event that says it is complete (None: it is), and whose they are, in order."""
+    """Numbers on their way to the host: their copy, the event that says that it is complete (None: it is), and the
+    entries that they belong to, in order."""
 
     numbers: torch.Tensor
     copied: Any
@@ -55,7 +56,8 @@ class Shipment:
 
 
 class RowRecord:
-    """Metrics and tables of one row. ``ship`` starts a device-to-host copy of what was added; ``read`` waits for it.
+    """The metrics and tables of one row. ``ship`` starts a device-to-host copy of what was added; ``read`` waits for
+    it.
 
     On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
     """
@@ -79,7 +81,7 @@ class RowRecord:
         return board.table.name in self._added
 
     def owe(self) -> None:
-        """More numbers come once all optimizers have stepped."""
+        """Note that more numbers come once all optimizers have stepped."""
         self.state = State.OWED
 
     def __contains__(self, metric: str) -> bool:
@@ -91,7 +93,8 @@ class RowRecord:
         return not self._ranks.alone and any(_common(entry) for entry in self._entries)
 
     def metric(self, name: str, value: Any, own: bool = False) -> None:
-        """One number, averaged over ranks, or if it is a Total added up; ``own``: it stays this rank's."""
+        """Add one number, which is averaged over ranks, or added up if it is a Total. ``own``: True if it stays this
+        rank's."""
         if name in self._metrics:
             raise UsageError(f"metric {name!r} stands twice in row {self.step}: rename yours.")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -118,15 +121,15 @@ class RowRecord:
             self._entries.append(board.take())
 
     def set_aside(self, kind: Aside, name: str, values: torch.Tensor) -> None:
-        """Numbers that travel with the row for :attr:`aside`; of several ranks each has its own."""
+        """Add numbers that travel with the row for :attr:`aside`; each rank has its own."""
         self._entries.append(SetAside(kind, name, values))
 
     def share_aside(self, name: str, number: torch.Tensor) -> None:
-        """A number that travels with the row for ``aside["neutral"]``, added up over ranks."""
+        """Add a number that travels with the row for ``aside["neutral"]`` and is added up over ranks."""
         self._entries.append(RankShare("aside", name, [(Sum(), number.view(1, 1))], ONE))
 
     def ship(self) -> None:
-        """Starts the copy of all that was added since the last one."""
+        """Start the copy of all that was added since the last copy."""
         if not self._entries:
             return
         if shares := list(filter(_common, self._entries)):
@@ -144,7 +147,7 @@ class RowRecord:
         self.state = State.SHIPPED
 
     def read(self) -> tuple[dict[str, float | None], dict[str, Cells]]:
-        """Its metrics and tables, as far as they were added; waits for the device."""
+        """Return the metrics and tables that were added so far; the call waits for the device."""
         if self.waits:
             raise UsageError(
                 f"row {self.step} is added up over ranks after the optimizer's step: read its metrics then."
@@ -217,7 +220,8 @@ class RowRecord:
         return whole(value.detach()).reshape(1, 1).to(self._device, torch.float64, copy=True)
 
     def _average(self, value: torch.Tensor | float | None) -> Total:
-        """Sum and count; None adds neither. A host number reaches the device by fills, which wait for nothing."""
+        """Return the sum and count of a number; None adds neither. A host number reaches the device by fills, which
+        wait for nothing."""
         parts = torch.zeros(1, 2, dtype=torch.float64, device=self._device)
         if value is not None:
             parts[:, 1] = 1.0
@@ -241,12 +245,13 @@ class Template(RowRecord):
         """Leave all numbers to :meth:`pack`, which sends them together."""
 
     def pack(self) -> None:
-        """Packs all numbers into one tensor; this is the last thing that is recorded."""
+        """Pack all numbers into one tensor; this is the last thing that is recorded."""
         self.packed = self._joined()
 
 
 class RowMetrics(Metrics):
-    """A row's metrics on the host, read when first looked at: that waits for the device, so look late, or not."""
+    """The metrics of a row, read from the device at the first access. That access waits for the device, so make it
+    late, or never."""
 
     def __init__(self, row: RowRecord) -> None:
         self._row = row
@@ -270,7 +275,7 @@ def _common(entry: Entry) -> TypeGuard[RankShare]:
 
 
 def copied_over(numbers: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """``numbers`` on their way to the host, and the event that says they are there (None: they are)."""
+    """Return ``numbers`` on their way to the host, and the event that says that they are there (None: they are)."""
     if not numbers.is_cuda:
         return numbers, None
     stream = torch.cuda.current_stream(numbers.device)  # which need not be the current device

@@ -41,8 +41,8 @@ STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "r
 
 
 def chosen(names: Names) -> dict[str, bool]:
-    """Probe names in order, each with whether the caller named it; "default", "all", "standard", "none" and "-name" are
-    groups. "all" leaves out those that say ``by_name``."""
+    """Return probe names in order, each with True if the caller named it. "default", "all", "standard", "none" and
+    "-name" are groups; "all" leaves out probes that say ``by_name``."""
     listed = _listed(names)
     if all(name.startswith("-") for name in listed):
         listed = ["default", *listed]
@@ -71,14 +71,14 @@ def _listed(names: Names) -> list[str]:
 
 
 def only_standard(names: Names) -> set[str]:
-    """The probes that nothing but the group "standard" asks for: they keep its columns and places."""
+    """Return the probes that nothing but the group "standard" asks for: they keep its columns and places."""
     listed = _listed(names)
     rest = [name for name in listed if name != "standard" and not name.startswith("-")]
     return set(STANDARD) - set(chosen([*rest, "none"])) if "standard" in listed else set()
 
 
 def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
-    """Every site of ``model``, and which probes look there; the arguments are those of
+    """Return every site of ``model``, and which probes look there; the arguments are those of
     :func:`stabilitylab.probes.places.finding.find`."""
     found = find(model, output_site, own)
     kinds = [
@@ -122,7 +122,7 @@ def boards_for(
     lacks: Iterable[str],
     elsewhere: bool = False,
 ) -> tuple[list[Board], list[tuple[str, str]]]:
-    """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
+    """Return a board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
     "reference" and "loss", those that the watcher was not given. ``elsewhere``: what is missing here may be on another
@@ -152,7 +152,8 @@ def boards_for(
 
 
 def extended(boards: Sequence[Board], found: Sequence[Board]) -> list[Board]:
-    """Brings the places of ``found`` to the boards of the same tables, behind their own; returns those that are new."""
+    """Add the places of ``found`` to the boards of the same tables, behind their own; return the boards that are
+    new."""
     own = {board.table.name: board for board in boards}
     for board in found:
         if board.sites and board.table.name in own:
@@ -162,7 +163,7 @@ def extended(boards: Sequence[Board], found: Sequence[Board]) -> list[Board]:
 
 
 def left_out(sites: Sites, chosen: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Table -> modules of its kind that it has no row for, and why: of the probes of these names."""
+    """Return, for the tables of these probes, the modules of their kind that have no row: table -> module -> reason."""
     kinds = {name: getattr(PROBES[name].at, "__name__", "") for name in chosen}
     return {name: dict(sites.left_out[kind]) for name, kind in kinds.items() if sites.left_out.get(kind)}
 

@@ -18,7 +18,7 @@ PART = "needs a held-out pass of the whole model, of which a stage of a pipeline
 
 
 def check_for_stages(model: nn.Module, mask: Any, reference: Any) -> None:
-    """Raises UsageError for what no stage can follow alone."""
+    """Raise UsageError for what no stage can follow alone."""
     if mask is not None:
         raise UsageError("mask= does not tell which micro-batch a stage of a pipeline is at: leave it out.")
     if reference is not None and not isinstance(reference, str):
@@ -30,7 +30,8 @@ def check_for_stages(model: nn.Module, mask: Any, reference: Any) -> None:
 def agreed(
     boards: Sequence[Board], dropped: Mapping[str, str], names: Names, stages: Pipeline
 ) -> tuple[list[Board], list[tuple[str, str]]]:
-    """The boards, and (probe, reason) for those that no stage has a place for; one that the caller named raises."""
+    """Return the boards, and (probe, reason) for probes that no stage has a place for; raise if the caller named
+    one."""
     wanted = chosen(names)
     dropped = {name: PART if PROBES[name].on == "reference" else why for name, why in dropped.items()}
     own = {board.table.name: board for board in boards}

@@ -40,10 +40,10 @@ Place = tuple[str, str]  # the full name, and the kind; of an attention module, 
 
 
 class Tapped:
-    """The values that one model shows, as places of one watcher.
+    """The values that one model shows by ``tap``, as places of one watcher.
 
-    ``lay`` brings new places to the boards. ``known``: places that an earlier attempt of the run has. ``why_not``: why
-    none can be recorded.
+    ``lay`` brings new places to the boards. ``known``: places that an earlier attempt of the run has. ``why_not``: the
+    reason if none can be recorded.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Tapped:
         hand_to(_shown)
 
     def listen(self, listener: Pass) -> None:
-        """From now on ``listener`` measures what is shown."""
+        """Let ``listener`` measure what is shown from now on."""
         _LISTENING.add(listener)
 
     def turn_away(self, listener: Pass) -> None:
@@ -86,12 +86,12 @@ class Tapped:
         self._hooks = {key: hook for key, hook in self._hooks.items() if key[0] is not listener}
 
     def close(self, compiled: bool) -> None:
-        """The watch is over; compiled code keeps its keys, since it would be compiled anew without them."""
+        """End the watch. Compiled code keeps its keys, since it would be compiled anew without them."""
         for module in self._keyed if not compiled else ():
             module.__dict__.pop(ATTRIBUTE, None)
 
     def recall(self, boards: Sequence[Board], known: Iterable[Place]) -> bool:
-        """Brings what an earlier attempt knew to the tables; whether anything was new."""
+        """Add what an earlier attempt knew to the tables; return True if anything was new."""
         new = [place for place in map(tuple, known) if place not in self.places]
         for path, kind in new:
             if kind.isdigit():
@@ -101,12 +101,12 @@ class Tapped:
         return bool(new)
 
     def settle(self) -> bool:
-        """The first row was seen: no more places come to the tables. Whether any came."""
+        """Close the tables after the first row: no more places come to them. Return True if any came."""
         was_open, self.open, self.expected = self.open, False, False
         return was_open and len(self.places) > self._known
 
     def say(self, row: int) -> None:
-        """Names, once, what is not recorded."""
+        """Name, once, what is not recorded."""
         for why in dict.fromkeys(self._late.values()):
             names = [name for name, reason in self._late.items() if reason == why]
             if why:
@@ -123,7 +123,7 @@ class Tapped:
         compiled: bool = False,
         gradient: bool = False,
     ) -> None:
-        """Notes a value: ``compiled``, in compiled code; ``gradient``, it is the gradient of one."""
+        """Note a value. ``compiled``: True in compiled code. ``gradient``: True if it is the gradient of a value."""
         path = f"{self._paths[owner or self._root]}.{name}".strip(".")
         if (key := (listener, (path, kind))) not in self._hooks:
             self._hooks[key] = self._wanted(listener, path, name, kind)
@@ -137,7 +137,8 @@ class Tapped:
         listener.visit(hook, None, value, compiled)
 
     def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(row, numbers) of a module that attends, of all its heads, and of each of those, (heads, ...)."""
+        """Yield (row, numbers) of a module that attends, then of each of its heads. ``numbers``: of the heads, (heads,
+        ...)."""
         yield row, board.probe.over_heads(numbers)
         rows = self._heads.get((board, row), [])
         if len(rows) < len(numbers):
@@ -151,7 +152,7 @@ class Tapped:
         yield from zip(rows, numbers, strict=False)
 
     def _behind(self, board: Board, row: int, count: int) -> list[int]:
-        """Rows for ``count`` heads of the module at ``row``."""
+        """Return rows for ``count`` heads of the module at ``row``; add those that are missing."""
         site, rows = board.sites[row], self._heads.setdefault((board, row), [])
         new = [f"head_{number}" for number in range(len(rows), count)]
         rows += range(len(board.sites), len(board.sites) + len(new))
@@ -168,7 +169,7 @@ class Tapped:
                 self._behind(board, row, count)
 
     def of_running(self) -> nn.Module | None:
-        """The innermost module of the model that is running; None while it is not.
+        """Return the innermost module of the model that is running; None if the model is not running.
 
         Looks through the callers' frames, where ``tap`` was called without an owner and a row is probed. Without that
         every module of the model would need hooks that keep a stack of what runs, in rows that are not probed too, and
@@ -211,7 +212,8 @@ class Tapped:
         return site
 
     def _place(self, path: str) -> tuple[str, int, str]:
-        """In a layer that was found; else a number in the name is that of a layer, as in names of modules."""
+        """Return the stack, layer and sub-layer of a name: by the layers that were found, else by a number in the name,
+        as in names of modules."""
         stack, layer, sublayer = self.sites.place(path)
         parts = path.split(".")
         at = next((i for i, part in enumerate(parts) if i and part.isdigit()), 0)
@@ -281,7 +283,7 @@ def _left_in_graph(value: Any, name: str, owner: Any, kind: str) -> Any:
 
 
 def _run(value: torch.Tensor, key: torch.Tensor, name: str, kind: str, gradient: bool) -> None:
-    """The operator, where compiled code comes to it."""
+    """Run the operator ``show``, where compiled code comes to it."""
     owner, found = _OWNERS.get(int(key)), _listening()
     if owner is None:
         found = [each for each in found if each[0].model.training and compiled_modules(each[0].model)]

@@ -37,7 +37,8 @@ class ComingGradient:
 
 
 class TrainingPass(Pass):
-    """Records forwards of the model in training mode with gradients on, and the gradients of their activations.
+    """The pass that records forwards of the model in training mode with gradients on, and gradients of their
+    activations.
 
     ``paused`` leaves out all that runs meanwhile. Where a gradient comes twice, by two backwards through one forward,
     ``twice`` says so of the row; with ``adding`` the gradients of each value are added up before they are measured.
@@ -208,7 +209,7 @@ class TrainingPass(Pass):
             super()._enter(*given)
 
     def _discard(self) -> None:
-        """Begins the row anew: the gradients of the passes so far are gone, and no update follows them."""
+        """Begin the row anew: the gradients of the passes so far are gone, and no update follows them."""
         self.discarded += 1
         self._sums.clear()
         for board in self.boards:

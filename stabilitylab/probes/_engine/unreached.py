@@ -14,7 +14,8 @@ NAMED = 6  # places that the log names; all of them stand in the run
 
 
 def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> dict[str, list[str]]:
-    """Table -> places whose module was not called in a pass; ``called``: (table, row) of those that were."""
+    """Return the places whose module was not called in a pass, by table. ``called``: (table, row) of places that
+    were."""
     found: dict[str, list[str]] = {}
     for board in boards:
         missed = [site.name for row, site in enumerate(board.sites) if (board.table.name, row) not in called]
@@ -24,12 +25,13 @@ def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> di
 
 
 def missed(boards: Iterable[Board]) -> dict[str, dict[str, str]]:
-    """Table -> places that were called and have no number, and why."""
+    """Return the places that were called and have no number, by table, each with the reason."""
     return {board.table.name: dict(board.probe.missed) for board in boards if board.probe.missed}
 
 
 def say_missed(row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
-    """One line of the log for each reason, with the tables that it holds for; no row: before the first."""
+    """Write one line to the log for each reason, with the tables that it holds for. ``row``: None before the first
+    row."""
     said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for table, places in found.items():
         for why in dict.fromkeys(places.values()):
@@ -41,7 +43,7 @@ def say_missed(row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
-    """One line of the log: the places, and the tables in which they have no number."""
+    """Write one line to the log: the places, and the tables in which they have no number."""
     names = list(dict.fromkeys(name for missed in found.values() for name in missed))
     log.warning(
         "row %d: %s %s not called in the %s pass, so %s no number of %s: name the places with sites= or output_site= "

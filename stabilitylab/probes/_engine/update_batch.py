@@ -30,7 +30,7 @@ class UpdateBatch(ForwardCopies):
         return bool(self._coming)
 
     def begin(self, wanted: bool) -> None:
-        """Begin a row; ``wanted``: its batch is to be kept."""
+        """Begin a row. ``wanted``: True if its batch is to be kept."""
         self._wanted, self._begun, self._coming = wanted, None, []
 
     def discard(self) -> None:

@@ -24,7 +24,7 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def check_watchable(model: nn.Module) -> None:
-    """Raises UsageError for a model in which hooks would be missed, or whose parameters lie on several devices."""
+    """Raise UsageError for a model in which hooks would be missed, or whose parameters lie on several devices."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model = {model!r} must be a torch.nn.Module.")
     if isinstance(model, nn.DataParallel):
@@ -37,14 +37,14 @@ def check_watchable(model: nn.Module) -> None:
 
 
 def as_tuple(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """One, several or no optimizer as a tuple."""
+    """Return one, several or no optimizer as a tuple."""
     if optimizer is None:
         return ()
     return tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)  # pyright: ignore
 
 
 def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> None:
-    """Raises UsageError for what is not of its kind, before anything is attached or written."""
+    """Raise UsageError for an argument of a wrong kind, before anything is attached or written."""
     if optimizer is not None and not as_tuple(optimizer):
         raise UsageError(f"optimizer = {optimizer!r} is empty: give one, several, or leave it out.")
     kinds: list[tuple[str, Any, Any, str]] = [
@@ -61,7 +61,7 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
 
 
 def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
-    """Raises UsageError for an optimizer that was made before parallelize_module replaced parameters."""
+    """Raise UsageError for an optimizer that was made before parallelize_module replaced parameters."""
     own = set(model.parameters())
     for optimizer in optimizers:
         if any(parameter not in own for group in optimizer.param_groups for parameter in group["params"]):
@@ -72,7 +72,7 @@ def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module)
 
 
 def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
-    """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
+    """Raise UsageError if the gradients that are about to be recorded still carry the loss scale."""
     if scaler is None or not scaler.is_enabled():
         return
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
@@ -95,10 +95,10 @@ def split_by_ddp(model: nn.Module) -> bool:
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
-    """All modules inside ``torch.compile(module)``, and a module of which ``.compile()`` was called with all inside.
+    """Return all modules inside ``torch.compile(module)``, and modules whose ``.compile()`` was called, with all
+    inside.
 
-    Hooks there become part of the code where they are there before it is compiled; later ones are skipped without a
-    word.
+    Hooks there become part of the code if they are there before it is compiled; later hooks are skipped in silence.
     """
     return {inner for compiled in model.modules() for root in _compiled(compiled) for inner in root.modules()}
 
@@ -112,8 +112,9 @@ def _compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def with_hooks() -> Iterator[None]:
-    """Inference runs module by module, so that hooks see it: what is compiled, inside a model or around it, as it was
-    written; ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+    """Run inference module by module, so that hooks see it. Compiled code, inside a model or around it, runs as it was
+    written. ``nn.Transformer`` runs without its fused path, which skips modules and may pack tokens into nested
+    tensors."""
     fused = torch.backends.mha.get_fastpath_enabled()
     compiles = "torch._dynamo" in sys.modules
     stance = torch.compiler.set_stance("force_eager") if compiles else nullcontext()

@@ -32,7 +32,7 @@ from .watchable import as_tuple, check_arguments, check_current, check_watchable
 class Watched:
     """The model with its places, parameters, optimizers, processes and tables, by the options of a watcher.
 
-    ``declare`` tells the sink which tables there are. ``total``: each row has the norm of the whole gradient.
+    ``declare`` tells the sink which tables there are. ``total``: True if each row has the norm of the whole gradient.
     Raises UsageError for a model or an option that cannot serve, before anything is attached or written.
     """
 
@@ -82,7 +82,7 @@ class Watched:
         return {table.name: table for table in tables}
 
     def on(self, *when: When) -> list[Board]:
-        """The boards whose probes look at one of these passes."""
+        """Return the boards whose probes look at one of these passes."""
         return [board for board in self.boards if board.probe.on in when]
 
     def due(self, t: int) -> bool:
@@ -111,7 +111,7 @@ class Watched:
             self._handle = self.model.register_forward_pre_hook(RootHook(lambda *_: self.lay_out()))
 
     def lay_out(self) -> None:
-        """Once the model lies on the ranks as it will: what each of them has of it."""
+        """Read what each rank has of the model, once the model lies on the ranks as it will."""
         if self._laid_out:
             return
         self._laid_out = True
