@@ -14,8 +14,8 @@ log = logging.getLogger("stabilitylab")
 
 
 class Agreement(Instrument):
-    """Ends the tables that are added up over ranks where copies of a parameter do not have the same gradient; warns of
-    parameters that tensor-parallel ranks train apart."""
+    """The check that ranks agree. If copies of a parameter have different gradients, the tables that are added up over
+    ranks end. A warning names parameters that tensor-parallel ranks train apart."""
 
     talks = True
 
@@ -53,7 +53,7 @@ class Agreement(Instrument):
 
 
 def unlike(row: int, names: Sequence[str]) -> str:
-    """The reason why gradients of copies cannot be added up over ranks."""
+    """Return the reason why gradients of copies cannot be added up over ranks."""
     return (
         f"row {row}: the gradient of {listed(names, 2)} differs between ranks that should have the same, so no norm of "
         "parameters or gradients is that of one model: call step() after gradients are averaged over ranks; if "

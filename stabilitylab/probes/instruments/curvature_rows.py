@@ -38,12 +38,12 @@ WRITTEN = (
 
 
 class PassOver(Exception):
-    """A look at curvature ends before its numbers are there."""
+    """The end of a look at curvature before its numbers are there."""
 
 
 class CurvatureRows(Instrument):
-    """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
-    was, and so are training flags and random states.
+    """The look at the loss between the optimizer's step and the next forward. Afterwards the model, training flags and
+    random states are bit for bit what they were.
 
     The loss is the caller's (``curvature_loss``); else what the reference pass returns; or that of the batch that each
     row's update is made of, which the caller's function returns, or else the model for the arguments that it was given
@@ -104,7 +104,7 @@ class CurvatureRows(Instrument):
         self._skip()
 
     def _start(self) -> None:
-        """Before the optimizer's step of a due row."""
+        """Keep what the look needs, before the optimizer's step of a due row."""
         began = time.perf_counter()
         self._started = False
         if self.neutrality.over:
@@ -129,7 +129,7 @@ class CurvatureRows(Instrument):
         self.seconds += time.perf_counter() - began
 
     def _fill(self, record: RowRecord) -> None:
-        """Adds the tables, after the step of every optimizer."""
+        """Add the tables, after the step of every optimizer."""
         began = time.perf_counter()
         landscape, started, self._started = self._landscape, self._started, False
         self._row, self._any = record.step, False
@@ -194,9 +194,9 @@ class CurvatureRows(Instrument):
         self._any = True
 
     def _same(self) -> Tensor:
-        """The loss, drawing the same random numbers each time.
+        """Return the loss, with the same random numbers each time.
 
-        Raises PassOver where the forward changed the model: it would not be the same loss the next time.
+        Raises PassOver if the forward changed the model, since the next loss would be another one.
         """
         # parameters and buffers are those of before after each row, see Landscape.entered
         with random_states_kept(self._model), self.neutrality.around(self._row, by_caller=("parameter", "buffer")):
@@ -222,7 +222,7 @@ class CurvatureRows(Instrument):
 
 
 def _tensor(returned: Any, any_shape: bool = False) -> Tensor:
-    """The loss in what a function returned: itself, its ``loss`` or its ["loss"]."""
+    """Return the loss in what a function returned: the value itself, its ``loss`` or its ["loss"]."""
     found = returned
     if isinstance(returned, Mapping):
         found = returned.get("loss")

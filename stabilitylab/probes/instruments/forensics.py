@@ -44,8 +44,8 @@ class Forensics(Instrument):
         self._watched = watched
 
     def row_begun(self, row: RowRecord, metrics: Metrics) -> None:
-        """At a row that is not probed whose loss is NaN or inf: whether a parameter was so before. That can be asked
-        where the row is read at once, since the optimizer's step leaves hardly a parameter finite."""
+        """Look at the parameters if the loss of a row that is not probed is NaN or inf, since one of them may have been
+        so before. This needs a row that is read at once: after the optimizer's step hardly a parameter is finite."""
         watched, loss = self._watched, metrics.get("loss")
         if loss is None or math.isfinite(loss) or self.incident is not None or watched.due(row.step):
             return
@@ -58,7 +58,7 @@ class Forensics(Instrument):
             self._examine(row)
 
     def close(self) -> None:
-        """No row will come any more."""
+        """Write the incident with the rows that have come, since no row will come any more."""
         if 0 < self._awaited < AFTER:
             self._dump()
         self._awaited = 0
@@ -93,12 +93,14 @@ class Forensics(Instrument):
             take(asdict(self.incident), list(self._ring))
 
     def _recorded(self, tables: Mapping[str, Cells]) -> frozenset[str]:
-        """The kinds of pass of which the row has a number: one that was not probed may have the held-out pass alone."""
+        """Return the kinds of pass of which the row has a number: a row that is not probed may have the held-out pass
+        alone."""
         boards = (board for board in self._watched.boards if board.table.name in tables)
         return frozenset(board.probe.on for board in boards if not tables[board.table.name].absent.all())
 
     def _meant(self, broken: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Without the columns where NaN or inf may mean a division by 0, or a number beyond a histogram."""
+        """Return the broken cells without the columns where NaN or inf may mean a division by 0, or a number beyond a
+        histogram."""
         meant = {}
         for board in self._watched.boards:
             if (cells := broken.get(board.table.name)) is not None:
@@ -136,6 +138,6 @@ class Forensics(Instrument):
         )
 
     def _order(self) -> dict[tuple[str, int], int]:
-        """When each place is called in a forward pass; the held-out pass comes after."""
+        """Return when each place is called in a forward pass; the held-out pass comes after it."""
         held_out, called = self._reference.order if self._reference is not None else {}, self._training.passes.order
         return {**called, **{key: len(called) + n for key, n in held_out.items()}}

@@ -31,7 +31,7 @@ Moment = Literal[
 
 
 class Instrument:
-    """Looks at one thing of training, with a state of its own; every method is optional.
+    """An observer of one thing of training, with a state of its own; every method is optional.
 
     Row t describes theta_t. ``after_backward`` and ``after_update`` ask for device work alone, so that they can be
     recorded and replayed; passes of an instrument's own and reads by the host belong into ``host`` and
@@ -51,46 +51,47 @@ class Instrument:
         """Prepare for the model: its places, parameters, optimizers and tables are known."""
 
     def settle(self, t: int) -> None:
-        """The model has run in training for the first time, when ``step`` is first called."""
+        """Learn that the model has run in training for the first time: called at the first ``step``."""
 
     def before_forward(self, t: int) -> None:
-        """Row t begins: all optimizers have made their steps of row t - 1."""
+        """Begin row t: all optimizers have made their steps of row t - 1."""
 
     def batch(self, t: int, batch: Any) -> None:
-        """The loop has given the batch of the next forward pass of row t, by ``batch`` or ``batches``."""
+        """Take the batch of the next forward pass of row t, which the loop has given by ``batch`` or ``batches``."""
 
     def after_backward(self, row: RowRecord) -> None:
-        """``step`` was called: the gradients of theta_t are there."""
+        """Look at the gradients of theta_t: ``step`` was called."""
 
     def host(self, row: RowRecord) -> None:
-        """Extra passes before the optimizers' steps; before the replay, where the update is replayed."""
+        """Run passes of its own before the optimizers' steps, or before the replay of an update."""
 
     def row_begun(self, row: RowRecord, metrics: Metrics) -> None:
         """Look at the numbers that are on the host before the optimizers step: on a CPU, in one process."""
 
     def after_step(self, number: int) -> None:
-        """The optimizer of this number has stepped."""
+        """Learn that the optimizer of this number has stepped."""
 
     def after_update(self, row: RowRecord) -> None:
-        """All optimizers have stepped, or never will; called where :meth:`RowRecord.owe` was."""
+        """Look at the update: all optimizers have stepped, or never will. Called if :meth:`RowRecord.owe` was."""
 
     def host_after_update(self, row: RowRecord) -> None:
-        """Extra passes between the optimizers' steps and the next forward; called where :meth:`RowRecord.owe` was."""
+        """Run passes of its own between the optimizers' steps and the next forward. Called if :meth:`RowRecord.owe`
+        was."""
 
     def skipped(self, row: RowRecord) -> None:
-        """No optimizer will step in this row: training was interrupted before that."""
+        """Drop what waits for the update: training was interrupted before an optimizer stepped."""
 
     def row_read(self, row: RowRecord) -> None:
-        """All numbers of the row are on the host, and the sink gets them next."""
+        """Read the row: all numbers are on the host, and the sink gets them next."""
 
     def row_sent(self, row: RowRecord) -> None:
-        """The sink has the row."""
+        """Look at a row that the sink has got."""
 
     def finish(self, row: RowRecord) -> None:
-        """Row N, "after training"."""
+        """Add to row N, "after training"."""
 
     def abort(self) -> None:
-        """Training ended with an error: other ranks may be elsewhere, so no message to them."""
+        """End without a message to other ranks, which may be elsewhere: training ended with an error."""
 
     def close(self) -> None:
         """Take away all hooks."""
@@ -109,7 +110,7 @@ class Instrument:
 
 
 class Instruments:
-    """Calls instruments in order, and takes their errors: the tables of one that raised end, and training goes on.
+    """The instruments of a watcher, called in order. If one raises, its tables end, and training goes on.
 
     An error of ours, which says what to do, is raised, and so is any error where the watcher is strict, while an update
     is recorded, and where other ranks would wait for the instrument.
@@ -137,7 +138,7 @@ class Instruments:
                 self._ship(each, moment, *given)
 
     def close(self) -> None:
-        """Close all, the last one first; an error of one is raised once the others are closed."""
+        """Close all instruments, the last one first; an error of one is raised once the others are closed."""
         with ExitStack() as closing:
             for each in self._having["close"]:
                 closing.callback(each.close)

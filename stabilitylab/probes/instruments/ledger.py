@@ -156,7 +156,8 @@ class UpdateLedger(Instrument):
         self._seen = {}
 
     def _stepping(self, number: int) -> None:
-        """Called as an optimizer begins its step. An error must not reach it: the ledger ends, and training goes on."""
+        """Read what an optimizer begins its step with. An error must not reach the optimizer: the ledger ends, and
+        training goes on."""
         try:
             self._calls.setdefault(number, self._step)
             self._read(number)

@@ -22,8 +22,8 @@ LOOKS = 8  # after so many that found nothing but zeros the loop is taken to wri
 
 @dataclass(frozen=True)
 class Witness:
-    """A parameter and its gradient as an update left them; ``moved``: an optimizer that is known has stepped, which
-    else shows by the parameter's version."""
+    """A parameter and its gradient as an update left them. ``moved``: True if a known optimizer has stepped; for other
+    optimizers the version of the parameter shows it."""
 
     parameter: torch.Tensor
     version: int
@@ -39,10 +39,11 @@ class Witness:
 
 
 class LeftoverGradients(Instrument):
-    """Looks when a backward reaches the model's output: before that forward would be too early, since many a loop calls
-    ``zero_grad`` between the two; and the first gradient of the update hides what was there.
+    """The look for leftover gradients when a backward reaches the model's output. Before the forward would be too
+    early, since many loops call ``zero_grad`` between forward and backward; later, the first gradient hides what was
+    there.
 
-    The look is one number on the device, which travels with its row. It ends for good where none is there any more.
+    The result is one number on the device, which travels with its row. The looks end for good once no gradient is left.
     """
 
     def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:
@@ -84,7 +85,7 @@ class LeftoverGradients(Instrument):
             self._checks.warn(row.step, "leftover", warning)
 
     def _note(self, number: int | None = None) -> None:
-        """The optimizer of this number has stepped; None: it will, and is not known."""
+        """Keep witnesses once the optimizer of this number has stepped; None: before an unknown optimizer steps."""
         if not self.wanted:
             return
         optimizers = self._parameters.optimizers
@@ -117,7 +118,8 @@ class LeftoverGradients(Instrument):
         )
 
     def _look(self) -> None:
-        """A backward has reached what the model returned."""
+        """Count the entries that are not 0 of gradients that were left: a backward has reached what the model
+        returned."""
         if self._found is not None or not self._witnesses or not self.wanted:
             return
         left = [local(witness.gradient) for witness in self._witnesses if witness.left()]

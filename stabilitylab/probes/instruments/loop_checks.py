@@ -31,7 +31,7 @@ REWRITTEN = (
 
 
 class LoopChecks(Instrument):
-    """Says each thing once, and whatever else was said before, on the first rank alone, or on each stage of a pipeline.
+    """Warnings about the loop. Each is given once, on the first rank alone, or on each stage of a pipeline.
 
     ``unseen``: table -> places that no call of the first probed rows reached. ``warnings``: what was said of the loop.
     ``early``: an optimizer stepped before the first row.
@@ -67,7 +67,7 @@ class LoopChecks(Instrument):
             self.look(row.step, "training", self._training.boards, training.order)
 
     def look(self, row: int, which: str, boards: Sequence[Board], called: Mapping[tuple[str, int], int]) -> None:
-        """Names the places that a pass did not reach, once for each kind of pass."""
+        """Name the places that a pass did not reach, once for each kind of pass."""
         if which in self._looked:
             return
         self._looked.add(which)
@@ -79,7 +79,7 @@ class LoopChecks(Instrument):
             self._note_missed(row, without)
 
     def no_batch(self, row: int, boards: Sequence[Board]) -> None:
-        """Says once why no first batch was kept for the reference pass; ``boards``: those that wait for it."""
+        """Say once why no first batch was kept for the reference pass. ``boards``: the tables that wait for it."""
         if self._waited or not boards:
             return
         self._waited = True
@@ -96,7 +96,7 @@ class LoopChecks(Instrument):
         )
 
     def warn(self, row: int, kind: str, text: str) -> None:
-        """Warns of what is wrong in the loop, once for each kind."""
+        """Warn of what is wrong in the loop, once for each kind."""
         if kind not in self._told:
             self._told.add(kind)
             self._say(f"row {row}: {text.rstrip('.')}")
@@ -109,7 +109,7 @@ class LoopChecks(Instrument):
             )
 
     def _look_at_loop(self, row: int) -> None:
-        """Warns of a loop in which step() stands in the wrong place, or that never trains."""
+        """Warn of a loop in which step() stands in the wrong place, or that never trains."""
         training, watched, parameters = self._training.passes, self._watched, self._watched.parameters
         missed = bool(training.boards) and not training.called and not training.left_out
         compiled = missed and bool(compiled_modules(watched.model))
@@ -150,7 +150,7 @@ class LoopChecks(Instrument):
         self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in found.items()}
 
     def _note_missed(self, row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
-        """Modules that have no number, and why."""
+        """Note modules that have no number, each with the reason."""
         self._note({table: list(places) for table, places in found.items()})
         if self._watched.first:
             say_missed(row, found)

@@ -50,7 +50,7 @@ class ParameterTables(Instrument):
         return [each for each in self.boards if ("update" if later and each.probe.in_step else each.probe.on) == when]
 
     def _collect(self, row: RowRecord, when: When) -> None:
-        """Adds the tables of the probes of parameters."""
+        """Add the tables of the probes of parameters."""
         watched = self._watched
         for board in self._boards(when):
             if not board.ended and board.table.rows:
@@ -68,7 +68,7 @@ class ParameterTables(Instrument):
             row.table(board)
 
     def _before(self, board: Board) -> None:
-        """Lets a probe of updates keep what it compares with after the optimizer's step."""
+        """Let a probe of updates keep what it compares with after the optimizer's step."""
         if board.table.rows:
             assert isinstance(board.probe, ParameterProbe)
             try:

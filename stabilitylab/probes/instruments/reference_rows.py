@@ -77,7 +77,7 @@ class ReferenceRows(Instrument):
         return self._boards
 
     def add(self, board: Board) -> None:
-        """A board of what the model shows alone."""
+        """Add a board whose places the model shows by ``tap`` alone."""
         self._boards = [*self._boards, board]
         if isinstance(board.probe, ModelUpdate):
             self._update = self._pass.stacks = board
@@ -123,8 +123,8 @@ class ReferenceRows(Instrument):
             self.given.close()
 
     def _fill(self, record: RowRecord, last: bool = False) -> None:
-        """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
-        they are wanted apart from the tables."""
+        """Add the reference tables and metrics to ``record`` if its row is due or the last, or the metrics alone if
+        they are wanted without the tables."""
         due = last or self.due(record.step)
         if isinstance(self.given, FirstBatch):
             if self.given.refused:
@@ -177,7 +177,7 @@ class ReferenceRows(Instrument):
             self._previous = (previous[0], _unpacked(previous[1], device))
 
     def _end_row(self, record: RowRecord, due: bool) -> None:
-        """Adds the tables to a due row; those that ended are shipped too, since other ranks may wait for them."""
+        """Add the tables to a due row. Tables that ended are shipped too, since other ranks may wait for them."""
         for board in self._boards if due else ():
             record.table(board)
         self.neutrality.ship(record, self._parameters.device)

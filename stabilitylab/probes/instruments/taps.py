@@ -66,7 +66,7 @@ class Taps(Instrument):
             self._tapped.settle()
 
     def _extend(self, sites: Sites) -> None:
-        """Places come to the tables, which the model shows in its first pass."""
+        """Add places to the tables that the model shows in its first pass."""
         for board in self._watched.extend(sites):
             home = self._reference if board.probe.on == "reference" else self._training.passes
             assert home is not None

@@ -67,12 +67,12 @@ class TrainingRows(Instrument):
             row.set_aside("clean", name, clean)
 
     def end_pass(self, more: bool) -> None:
-        """Adds up what a micro-batch has left, before ``step`` does."""
+        """Add up what a micro-batch has left, before ``step`` does."""
         if self.passes.attached:
             self.passes.end(more)
 
     def _apart(self, row: int) -> None:
-        """Two backwards went through one forward: their gradients of a value add up before its norm is taken."""
+        """Add up the gradients of each value before their norm is taken: two backwards went through one forward."""
         boards = self._watched.on("backward")
         for board in boards:
             board.clear()

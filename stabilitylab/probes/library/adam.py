@@ -90,14 +90,15 @@ class AdamState(ParameterProbe):
         return Collected(sums, np.concatenate(seen, axis=1))
 
     def _rows_of(self, parameters: Parameters, places: Sequence[int]) -> np.ndarray:
-        """(rows, 1): which rows the parameters at those places stand in."""
+        """Return the rows that the parameters at those places stand in, (rows, 1) bool."""
         there = set(places)
         return parameters.seen([p if n in there else None for n, p in enumerate(parameters.originals)], [""])
 
     def _sums(
         self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """By row (n, 1) of the parameters at those places: their entries, and sums of squares of each formula."""
+        """Return four sums by row, (n, 1), over the parameters at those places: their entries, and the squares of each
+        of the three formulas."""
         originals = parameters.originals
 
         def by_row(some: Sequence[int], values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -121,7 +122,8 @@ class AdamState(ParameterProbe):
 
 
 def parts(places: Sequence[int], entries: Sequence[int]) -> list[list[int]]:
-    """``places`` in order and in parts of ``AT_ONCE`` entries or fewer, but of one place at least; [[]] for none."""
+    """Return ``places`` in order, in parts of ``AT_ONCE`` entries or fewer, but of one place at least; [[]] for
+    none."""
     found: list[list[int]] = [[]]
     room = AT_ONCE
     for place in places:
@@ -136,7 +138,7 @@ def parts(places: Sequence[int], entries: Sequence[int]) -> list[list[int]]:
 def formulas(
     gradients: Sequence[Any], states: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Tensors]:
-    """g / max(sqrt(v), eps), m / (sqrt(v) + eps), and 1 where sqrt(v) >= 10 eps, else 0: of each tensor."""
+    """Return of each tensor g / max(sqrt(v), eps), m / (sqrt(v) + eps), and 1 where sqrt(v) >= 10 eps, else 0."""
     if not gradients:
         return {"rms_t": [], "update": [], "clear": []}
     device = gradients[0].device
@@ -161,7 +163,8 @@ def formulas(
 
 @cache
 def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> torch.Tensor:
-    """(n, 2), copied there once and kept: a copy from the host cannot be part of a CUDA graph, which reads this one."""
+    """Return the betas on the device, (n, 2), copied once and kept: a CUDA graph reads them, and cannot copy from the
+    host."""
     return torch.tensor(betas, dtype=torch.float64, device=device)
 
 
@@ -181,21 +184,21 @@ def lacks_adam(optimizers: Sequence[Any]) -> str:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Without the wrappers that keep the optimizer as ``optimizer``, as Accelerate's does."""
+    """Return the optimizer without wrappers that keep it as ``optimizer``, such as Accelerate's."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), optim.Optimizer):
         optimizer = inner
     return optimizer
 
 
 def states(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
-    """The state of each parameter that an Adam updated before; not what 8-bit or factored variants keep."""
+    """Return the state of each parameter that an Adam has updated, without those of 8-bit or factored variants."""
     adams = [optimizer for optimizer in map(unwrapped, optimizers) if is_adam(optimizer)]
     state = [item for optimizer in adams for item in optimizer.state.items()]
     return {p: own for p, own in state if all(isinstance(own.get(name), torch.Tensor) for name in STATE)}
 
 
 def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
-    """The settings that each parameter is updated with."""
+    """Return the settings with which each parameter is updated."""
     return {p: group for own in map(unwrapped, optimizers) for group in own.param_groups for p in group["params"]}
 
 

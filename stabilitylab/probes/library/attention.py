@@ -162,7 +162,7 @@ class AttentionHeads(Attention):
 
     @contextmanager
     def around(self, sites: Sequence[Site]) -> Iterator[None]:
-        """Softmaxes are looked for inside attention modules alone, while they run."""
+        """Look for softmaxes inside attention modules alone, while they run."""
         modules = dict.fromkeys(site.module for site in sites)
         own = -next(_numbers)  # one number in all modules, or Dynamo would not let layers share what it compiles
         try:
@@ -295,8 +295,8 @@ def of_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of a call of ``F.scaled_dot_product_attention``, and which are allowed: query (..., H, T, d), key
-    (..., H, L, d)."""
+    """Return the logits of a call of ``F.scaled_dot_product_attention``, and which are allowed: query (..., H, T, d),
+    key (..., H, L, d)."""
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.to(wide(query)), key.to(wide(key))
         if enable_gqa:
@@ -314,13 +314,13 @@ def of_product(
 
 
 def of_logits(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Measure what enters a softmax, masks added, and which is allowed: (..., T, L)."""
+    """Return what enters a softmax, with masks added, and which entries are allowed: (..., T, L)."""
     # not >: NaN is no mask
     return logits.to(wide(logits)), ~(logits <= MASKED)
 
 
 def why_unseen(module: nn.Module, caught: bool) -> str:
-    """In words, why an attention module's softmax was not seen."""
+    """Return in words why the softmax of an attention module was not seen."""
     if caught:
         return "takes its softmax over other tokens than its output has"
     code = getattr(type(module).forward, "__code__", None)
@@ -357,7 +357,7 @@ _INLINED: dict[Any, Callable[..., Any]] = {}
 
 
 def _inlined(function: Any) -> Callable[..., Any]:
-    """The same code, that does not ask whether somebody overrides it."""
+    """Return a function of the same code that does not ask whether somebody overrides it."""
     if function not in _INLINED:
         names: Mapping[str, Any] = {**function.__globals__, "has_torch_function": lambda tensors: False}
         twin = FunctionType(function.__code__, dict(names), function.__name__, function.__defaults__)

@@ -95,8 +95,8 @@ class CriticalSharpness(CurvatureProbe):
 
     @staticmethod
     def _noise(landscape: Landscape, base: Tensor, memory: dict[str, Any], cold: bool) -> float:
-        """The floor. A loss that was the same twice at the first row is not evaluated twice again before the next cold
-        search."""
+        """Return the noise floor. A loss that was the same twice at the first row is not evaluated twice again before
+        the next cold search."""
         square = float(memory.get("noise", 0.0))
         differs, rounding = landscape.noise(base, again=cold or square > 0)
         if cold or square > 0:

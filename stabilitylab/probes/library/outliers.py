@@ -13,7 +13,7 @@ from ..rules import Max, Mean
 
 
 def hidden(sites: Sites) -> Sequence[Site]:
-    """Yield what each layer yields, then what each feed-forward activation yields."""
+    """Return the output of each layer, then that of each feed-forward activation."""
     return (*sites.layers, *sites.activations, *sites.shown("stream"), *sites.shown("activations"))
 
 
@@ -57,7 +57,7 @@ class Outliers(Probe):
 
 
 def kurtosis(y: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension: (..., D) -> (...)."""
+    """Return the kurtosis over the last dimension: (..., D) -> (...)."""
     off = y - y.mean(-1, keepdim=True)
     largest = off.abs().amax(-1, keepdim=True)
     squares = (off / torch.where(largest == 0, 1, largest)).square()  # scaled: fourth powers of 1e-12 are 0 in float32

@@ -39,11 +39,11 @@ class OfTheHessian(CurvatureProbe):
     cold: ClassVar[int] = COLD
 
     def scale(self, landscape: Landscape) -> Vector | None:
-        """D, an entry each; None for 1."""
+        """Return D, one entry per parameter entry; None for D = 1."""
         return None
 
     def edge(self, landscape: Landscape) -> float:
-        """The eigenvalue from which the optimizer is unstable; NaN where that is not known."""
+        """Return the eigenvalue from which the optimizer is unstable; NaN if that is not known."""
         return math.nan
 
     def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:
@@ -82,7 +82,7 @@ class OfTheHessian(CurvatureProbe):
 
 
 def _mixed(known: Vector, others: Sequence[Vector], inner: Callable[[Vector, Vector], float]) -> Vector:
-    """``known``, of unit length, and a share of each of the others, as far as they have a length."""
+    """Return ``known``, of unit length, plus a share of each of the others that has a length."""
     mixed = list(known)
     for other in others:
         size = math.sqrt(inner(other, other))
@@ -136,10 +136,11 @@ class PreconditionedSharpness(OfTheHessian):
 
     @staticmethod
     def _adams(landscape: Landscape) -> tuple[Mapping[Tensor, Any], Sequence[Tensor], Mapping[Tensor, Any]]:
-        """(State, parameters, groups) of what an Adam updates; other optimizers' parameters have no state here."""
+        """Return (state, parameters, groups) of what an Adam updates; parameters of other optimizers have no state
+        here."""
         return states(landscape.optimizers), landscape.trained(), groups_of(landscape.optimizers)
 
     def _rates(self, landscape: Landscape) -> tuple[float, list[float]]:
-        """(Largest rate, shares of it) of the parameters that an Adam has moved."""
+        """Return (largest rate, shares of it) of the parameters that an Adam has moved."""
         state, trained, groups = self._adams(landscape)
         return relative_rates(trained, {parameter: own for parameter, own in groups.items() if parameter in state})

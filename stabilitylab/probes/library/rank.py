@@ -63,8 +63,8 @@ class Rank(Probe):
 
 
 def likeness(hidden: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T, D), zeros on padding -> of each token the mean cosine with the others of its sentence, and the sentence's
-    distance from rank one, (B, T)."""
+    """Return the mean cosine of each token with the others of its sentence, and the distance of the sentence from rank
+    one, both (B, T). ``hidden``: (B, T, D), zeros on padding."""
     count = real.sum(1)[:, None].double()  # (B, 1)
     norms = torch.linalg.vector_norm(hidden, dim=-1)
     units = torch.where(real[..., None], hidden / norms[..., None], 0)
@@ -77,7 +77,7 @@ def likeness(hidden: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def spectrum(matrix: torch.Tensor) -> torch.Tensor:
-    """Squares of the singular values, from the smaller Gram matrix; all NaN if an entry is not finite."""
+    """Return the squares of the singular values, from the smaller Gram matrix; all NaN if an entry is not finite."""
     gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
     finite = gram.isfinite().all()
     squares = torch.linalg.eigvalsh(torch.where(finite, gram, 0))  # which raises if it does not converge

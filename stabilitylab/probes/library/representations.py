@@ -50,7 +50,7 @@ class CosineSimilarity(Probe):
 
 @dataclass
 class Output:
-    """The yield of one call of a stack in a reference pass."""
+    """The output of one call of a stack in a reference pass."""
 
     row: int
     value: torch.Tensor  # (B, T, D)
@@ -78,7 +78,7 @@ class ModelUpdate(Probe):
 
 
 def distances(some: Sequence[Output], others: Sequence[Output]) -> list[torch.Tensor]:
-    """||a - b||_2 of each token of each call, (B, T)."""
+    """Return ||a - b||_2 of each token of each call, (B, T)."""
     if [(a.row, a.value.shape) for a in some] != [(b.row, b.value.shape) for b in others]:
         raise UsageError("reference= must run the model on the same fixed batch each time: its outputs changed shape.")
     pairs = zip(some, others, strict=True)

@@ -90,8 +90,8 @@ def stepped(parameters: Parameters) -> dict[str, torch.Tensor]:
 
 
 def moved(theta: Sequence[torch.Tensor], parameters: Parameters) -> dict[str, torch.Tensor]:
-    """Squares of each piece of the parameters as they were, "theta", and of what they moved by since, "update"; the
-    copy ``theta`` is spent."""
+    """Return the squares of each piece of the parameters as they were, "theta", and of their change since, "update".
+    The copy ``theta`` is overwritten."""
     pieces: dict[str, torch.Tensor] = {}
     now = parameters.tensors
     for part in parts(theta, parameters.device):

@@ -162,7 +162,7 @@ def _cut(values: Values, index: int, part: Part) -> Any:
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """<a, b> in float64, a bounded number of entries at a time; 0-dim."""
+    """Return <a, b> in float64, 0-dim, a bounded number of entries at a time."""
     a, b = (one[None] if not one.dim() else one for one in (a, b))
     step = max(1, DOTTED * len(a) // max(1, a.numel()))
     return torch.stack(
