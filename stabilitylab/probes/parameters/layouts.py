@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,13 +185,14 @@ def _layout_of_shard(parameter: Any) -> Layout:
 def _data_ranks(module: Any) -> int:
     """The number of ranks over which fully_shard averages the gradients of a module's own parameters; 1 if it has
     none."""
-    meshes = [group.mesh_info.mesh for group in _groups(module) if group is not None]
-    return max((mesh.size() for mesh in meshes), default=1)
+    return max((group.mesh_info.mesh.size() for group in _groups(module)), default=1)
 
 
-def _groups(module: Any) -> Iterable[Any]:
+def _groups(module: Any) -> list[Any]:
+    """Return the groups of a module's own parameters, of new and of old versions of fully_shard."""
     state = module._get_fsdp_state()
-    return getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
 
 
 def _cut(name: str, parameter: Any, managed: bool, data: int) -> Cut | None:
