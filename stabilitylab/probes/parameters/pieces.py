@@ -50,14 +50,14 @@ class Parameters:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks: Processes = ALONE,
     ) -> None:
-        inner, known = unwrapped(model), parameters_of(model)
+        inner, modules, known = unwrapped(model), modules_of(model), parameters_of(model)
         self.names = list(known)
         self._model, self._ranks = model, ranks
         self._own: list[torch.Tensor] = list(known.values())
         self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizers = tuple(optimizers)
         roles = getattr(inner, "parameter_roles", None) if hasattr(type(inner), "parameter_roles") else None
-        found = _by_structure(model, place) if roles is None else _by_role(roles, inner, known)
+        found = _by_structure(modules, known, place) if roles is None else _by_role(roles, inner, known)
         self.pieces = _merged(found)
         parts: list[list[Part]] = [[] for _ in known]
         for piece in self.pieces:
@@ -68,14 +68,13 @@ class Parameters:
         self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
         self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
         spot = {row: number for number, row in enumerate(self.rows)}
-        self.gains = dict(_gains(model, place))  # row -> index of a norm's weight
+        self.gains = dict(_gains(modules, known, place))  # row -> index of a norm's weight
         self._row = np.array([spot[piece.row] for piece in self.pieces], dtype=np.int64)
         self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
         self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
         self._rows[""] = self._index(self._row)
         self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
-        modules = modules_of(model)
         owners = [type(modules[name.rpartition(".")[0]]).__name__ for name in self.names]
         self._turned = {at for at, kind in enumerate(owners) if kind == TRANSPOSED and self._own[at].dim() == 2}
         if ranks.known:
@@ -316,9 +315,10 @@ def _by_role(roles: Callable[[], Any], inner: nn.Module, known: Mapping[str, nn.
         yield Piece(names[name], part, row, group, bool(matrix))
 
 
-def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
-    modules = modules_of(model)
-    for index, (name, parameter) in enumerate(parameters_of(model).items()):
+def _by_structure(
+    modules: Mapping[str, nn.Module], known: Mapping[str, nn.Parameter], place: Places
+) -> Iterator[Piece]:
+    for index, (name, parameter) in enumerate(known.items()):
         owner, _, leaf = name.rpartition(".")
         row = place.row(name)
         if not row.layer:  # outside the layers: one row a module
@@ -331,10 +331,12 @@ def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
             yield Piece(index, part.part, row, "qk" if part.apart else "", False)
 
 
-def _gains(model: nn.Module, place: Places) -> Iterator[tuple[Row, int]]:
-    known = {parameter: index for index, parameter in enumerate(parameters_of(model).values())}
-    for path, module in modules_of(model).items():
-        if is_norm(module) and (index := known.get(module._parameters.get("weight"))) is not None:  # pyright: ignore
+def _gains(
+    modules: Mapping[str, nn.Module], known: Mapping[str, nn.Parameter], place: Places
+) -> Iterator[tuple[Row, int]]:
+    indices = {parameter: index for index, parameter in enumerate(known.values())}
+    for path, module in modules.items():
+        if is_norm(module) and (index := indices.get(module._parameters.get("weight"))) is not None:  # pyright: ignore
             yield Row(path, *place(path)), index
 
 

@@ -51,7 +51,7 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
     uses = Counter(id(m) for stack in place.stacks for layer in stack.layers.values() for m in layer.modules())
     unplaced: dict[str, dict[str, str]] = {}  # kind -> modules without a place, and why
     if "layers" not in given:
-        blocks = dict.fromkeys(outside(model, place.stacks), IN_NO_STACK)
+        blocks = dict.fromkeys(outside(modules, place.stacks), IN_NO_STACK)
         unplaced = dict.fromkeys(("stream", "layers", "hidden"), blocks)
     norms = given.get("norms", {})
     if "norms" not in given:

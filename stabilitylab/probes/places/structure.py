@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...schema import Row
-from .naming import GENERIC, lies_in, modules_of, named, unwrapped
+from .naming import GENERIC, lies_in, named, unwrapped
 from .routing import routing
 
 
@@ -185,14 +185,14 @@ def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(key) + 1 for key in keys)
 
 
-def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
+def outside(modules: Mapping[str, nn.Module], stacks: tuple[LayerStack, ...]) -> list[str]:
     """Return the blocks of several convolutions in no stack, as the middle of a U-net: the names of the outermost
     blocks."""
     layers = {path for stack in stacks for path in stack.layers}
     if not layers:
         return []
     found: list[str] = []
-    for path, module in modules_of(model).items():
+    for path, module in modules.items():
         holds = any(not path or layer.startswith(f"{path}.") for layer in layers)
         inside = holds or is_leaf(module) or lies_in(path, layers.union(found))
         if not inside and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
