@@ -305,3 +305,43 @@ def test_bfloat16_magnitudes_are_taken_in_float32() -> None:
     watcher.flush()
     assert sink.column(0, "ln_input", "value") == {"0.1": 48.0}
     assert not sink.row(0)[1]["ln_input"].absent.any()
+
+
+class LowRankExperts(nn.Module):
+    """Stacked weights whose way back is corrected by a product of two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(2, *shape)) for shape in ((8, 16), (16, 8)))
+        self.left, self.right = (nn.Parameter(torch.randn(2, *shape)) for shape in ((16, 2), (2, 8)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(self.inner(x), self.down + torch.bmm(self.left, self.right)).sum(0)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.expand(2, *x.shape), self.up).relu()
+
+
+class RoutedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router, self.experts = nn.LayerNorm(8), nn.Linear(8, 2), LowRankExperts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.experts(self.norm(x)) * self.router(x).amax(-1, keepdim=True)
+
+
+def test_experts_that_multiply_two_weights_with_each_other_have_a_sparsity() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(RoutedLayer(), RoutedLayer()), torch.randn(5, 8)
+    sink, watcher = watch(model, "activation_sparsity", reference=lambda: model(x))
+    model(x).square().mean().backward()
+    watcher.step()
+    watcher.flush()
+    expected = {}
+    with torch.no_grad():
+        for number, layer in enumerate(model):
+            inner = layer.experts.inner(layer.norm(x))
+            expected[f"{number}.experts"] = float((inner > 0).double().mean())
+            x = layer(x)
+    assert sink.column(0, "activation_sparsity", "nonzero_fraction") == pytest.approx(expected)

@@ -39,9 +39,11 @@ class Products(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)]
         weight = next((id(each) for each in given if id(each) in self._first), None)
-        if weight is not None and name in MULTIPLY:
-            self.seen.append((self._first[weight], next(each for each in given if id(each) not in self._first)))
-        elif weight is not None and isinstance(result, torch.Tensor):  # a part or a view of the weight
+        values = [each for each in given if id(each) not in self._first]
+        if weight is not None and name in MULTIPLY and values:
+            self.seen.append((self._first[weight], values[0]))
+        elif weight is not None and isinstance(result, torch.Tensor):
+            # a part or a view of the weight, or of low rank: the product of two weights, or a sum with that
             self._weights[id(result)] = result  # so that no other tensor gets its id
             self._first[id(result)] = self._first[weight]
         return result
