@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -247,10 +247,9 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
     found: list[Site] = []
     for path, module in sites.modules.items():
         layer = next((path[:end] for end in _ends(path) if path[:end] in homes), None)
-        own = any(True for _ in module.parameters(recurse=False))
         is_tap = False
         if layer is None:
-            inside = own and bool(path)
+            inside = bool(path) and any(True for _ in module.parameters(recurse=False))
         else:
             depth = path[len(layer) :].count(".")
             last = path.rpartition(".")[2]
@@ -258,16 +257,11 @@ def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
             inside = is_tap or (depth < 3 and any(True for _ in module.parameters()))
         if not inside or is_namespace(module):
             continue
-        plain = layers.get(path)
-        place = sites.place(path)
-        takes = plain is None or plain.whole
-        takes = takes and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))  # which take whole numbers
-        for take in ("input", "output") if takes else ("output",):
-            name = f"{path}:{'in' if take == 'input' else 'out'}"
-            streams = () if plain is None else plain.streams
-            maps = 0 if plain is None else plain.channels_first
-            given = {"streams": streams, "channels_first": maps, "inner": True, "is_tap": is_tap}
-            found.append(Site(name, module, *place, take=take, **given))
+        known = layers.get(path) or Site(path, module, *sites.place(path))
+        site = replace(known, module=module, inner=True, is_tap=is_tap)
+        if site.whole and not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # which take whole numbers
+            found.append(replace(site, name=f"{path}:in", take="input"))
+        found.append(replace(site, name=f"{path}:out", take="output"))
     return tuple(found)
 
 
