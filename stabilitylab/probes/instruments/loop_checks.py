@@ -46,7 +46,7 @@ class LoopChecks(Instrument):
         self._begun = False  # step() was called
         self._looked: set[str] = set()  # kinds of pass of which that is known
         self._told: set[str] = set()  # kinds of warnings
-        self._again = self._asked = self._waited = False
+        self._compiled_anew = self._sought_scaler = False
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -80,9 +80,8 @@ class LoopChecks(Instrument):
 
     def no_batch(self, row: int, boards: Sequence[Board]) -> None:
         """Say once why no first batch was kept for the reference pass. ``boards``: the tables that wait for it."""
-        if self._waited or not boards:
+        if "no batch" in self._told or not boards:
             return
-        self._waited = True
         self._note(unseen(boards, {}))
         if self._training.passes.compiled:
             why = "the model runs inside a compiled function, where its arguments are not seen"
@@ -90,9 +89,11 @@ class LoopChecks(Instrument):
             why = "only parts of the model were called, in training mode with gradients on, and not the model itself"
         else:
             why = "no forward of the model in training mode with gradients on was seen"
-        self._say(
-            f"row {row}: the reference pass has no batch, since {why}: give reference=, a function that runs the model "
-            "on a fixed batch"
+        self.warn(
+            row,
+            "no batch",
+            f"the reference pass has no batch, since {why}: give reference=, a function that runs the model on a fixed "
+            "batch",
         )
 
     def warn(self, row: int, kind: str, text: str) -> None:
@@ -113,21 +114,21 @@ class LoopChecks(Instrument):
         training, watched, parameters = self._training.passes, self._watched, self._watched.parameters
         missed = bool(training.boards) and not training.called and not training.left_out
         compiled = missed and bool(compiled_modules(watched.model))
-        if compiled and not self._again and forget_compiled():
-            self._again = True
+        if compiled and not self._compiled_anew and forget_compiled():
+            self._compiled_anew = True
             training.stay()
             if watched.first:
                 log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
             return
-        if not watched.scaled and not self._asked:
-            self._asked = True
+        if not watched.scaled and not self._sought_scaler:
+            self._sought_scaler = True
             if warning := forgotten_scaler(watched.boards, parameters, watched.total):
                 self.warn(row, "scaler", warning)
         if training.backwards is not None and training.backwards.rewritten:
             self.warn(row, "rewritten", REWRITTEN)
         if not parameters.have_gradients:
             self.warn(row, "no gradient", _no_gradient(parameters))
-        elif compiled and self._again:
+        elif compiled and self._compiled_anew:
             self.warn(row, "no forward", f"the forward pass was not seen again: {SHARED}")
         elif training.boards and not training.called:
             self.warn(
