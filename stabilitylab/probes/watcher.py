@@ -313,7 +313,7 @@ class Watcher:
         self._check_open()
         self._send()
         self._state = "finished"
-        row = RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
+        row = RowRecord(self.t, self.parameters.device, self._watched.ranks)
         for name, value in metrics.items():
             row.metric(name, value)
         with torch.no_grad():
@@ -357,7 +357,7 @@ class Watcher:
         row."""
         self._check_open()
         watched, pending = self._watched, self._row
-        self._row, self._template = None, Template(self.t, self._watched.parameters.device)
+        self._row, self._template = None, Template(self.t, self.parameters.device)
         watched.guard.recording = True
         try:
             self._begin_row()
@@ -383,7 +383,7 @@ class Watcher:
         """
         self._check_open()
         with self._timed():
-            row = RowRecord(self.t, self._watched.parameters.device)
+            row = RowRecord(self.t, self.parameters.device)
             with torch.no_grad():
                 self._instruments.call("host", row)
                 run()
@@ -426,7 +426,7 @@ class Watcher:
         if self._template is not None:
             return self._template
         self._send()
-        return RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
+        return RowRecord(self.t, self.parameters.device, self._watched.ranks)
 
     def _hold(self, row: RowRecord) -> None:
         """Hold the row that is sent next. If numbers are still owed to it, it waits for the steps of all optimizers."""
@@ -472,7 +472,7 @@ class Watcher:
         begin(self._row.step, metrics, tables)
 
     def _reads_at_once(self) -> bool:
-        return self._watched.parameters.device.type == "cpu" or self.incident is not None
+        return self.parameters.device.type == "cpu" or self.incident is not None
 
     def _send(self) -> None:
         """Send the row to the sink; the call waits for the device."""

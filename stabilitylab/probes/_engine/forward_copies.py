@@ -36,7 +36,7 @@ class ForwardCopies:
 
     def wanted(self) -> bool:
         """Return True if the forward that begins is to be kept."""
-        return True
+        raise NotImplementedError
 
     def beside(self) -> Mapping[str, Any]:
         """Return what is copied with the arguments."""
