@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from ...schema import Row
 from ..base import PROBES, CurvatureProbe, ParameterProbe, Probe
 from ..parameters.pieces import Parameters
 from ..places.finding import find
-from ..places.sites import KINDS, Site, Sites, stream
+from ..places.sites import KINDS, LISTED, Site, Sites, stream
 from .board import Board
 
 Names = str | Sequence[str]
@@ -81,10 +81,7 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
     """Return every site of ``model``, and which probes look there; the arguments are those of
     :func:`stabilitylab.probes.places.finding.find`."""
     found = find(model, output_site, own)
-    kinds = [
-        each.name for each in fields(found) if each.name not in ("place", "modules", "readers", "tapped", "left_out")
-    ]
-    readers = {kind: [name for name, probe in PROBES.items() if _looks(probe, kind)] for kind in kinds}
+    readers = {kind: [name for name, probe in PROBES.items() if _looks(probe, kind)] for kind in LISTED}
     return replace(found, readers=readers)
 
 

@@ -18,6 +18,7 @@ from .structure import LayerStack, Places, is_namespace
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
 KINDS = ("layers", "norms", "activations", "outputs")  # kinds that a caller may choose with sites=
+LISTED = (*KINDS, "attentions", "logits", "routers", "branches")  # kinds that a list of places shows
 TAPPED = ("stream", "norms", "activations", "outputs")  # kinds that a model may show by stabilitylab.tap
 
 
@@ -346,7 +347,7 @@ def _listed(sites: Sites) -> str:
 
 
 def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
-    for kind in (*KINDS, "attentions", "logits", "routers", "branches"):
+    for kind in LISTED:
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in _of(sites, kind):
             groups.setdefault((site.stack, _any_layer(site, sites), type(site.module).__name__), []).append(site)
