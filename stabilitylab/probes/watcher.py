@@ -309,7 +309,8 @@ class Watcher:
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
         """Send the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
-        measured by then. Returns the metrics of row N; {} without a reference pass."""
+        measured by then. Returns the metrics of row N; {} without a reference pass and without ``metrics``, since then
+        there is no row N."""
         self._check_open()
         self._send()
         self._state = "finished"
@@ -318,7 +319,7 @@ class Watcher:
             row.metric(name, value)
         with torch.no_grad():
             self._instruments.call("finish", row)
-        if self._reference is None:
+        if self._reference is None and not metrics:
             return {}
         self._hold(row)
         self._send()

@@ -217,6 +217,15 @@ def test_a_reference_that_fails_does_not_move_numbers_to_another_row() -> None:
     assert [(row, set(tables)) for row, _, tables in sink.rows] == [(1, set())]
 
 
+@pytest.mark.parametrize(("metrics", "rows"), [({}, [0]), ({"valid_loss": 1.5}, [0, 1])])
+def test_finish_keeps_metrics_without_a_reference_pass(metrics: dict[str, float], rows: list[int]) -> None:
+    sink = ListSink()
+    with Watcher(Toy(), sink, probes="none") as watcher:
+        watcher.step(loss=1.0)
+        assert watcher.finish(**metrics).get("valid_loss") == metrics.get("valid_loss")
+    assert [row for row, *_ in sink.rows] == rows
+
+
 def test_finishing_twice_is_an_error_and_leaving_after_finish_is_not() -> None:
     sink = ListSink()
     with Watcher(Toy(), sink, probes="none") as watcher:
