@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ SAME = 0.05  # relative difference below which two values are taken for one: far
 LIKE = 2.0  # ratio of norms within which values that differ may stand at one place
 Pairs = dict[str, PlacePrint]  # name in the first -> place of the second
 Places = Sequence[PlacePrint]
+Key = Callable[[PlacePrint], Hashable]
 
 
 class Structure:
@@ -43,7 +44,7 @@ class Structure:
         """Pair parameters, layer by layer: those that equal one other alone; then equal ones within modules that are
         paired by these; then equal ones in the order of the calls; what is left, by position."""
         found: Pairs = {}
-        for layer, some, others in self._by_layer(ours, theirs):
+        for layer, some, others in _shared_groups(ours, self._first.layer, theirs, self._second.layer):
             equal = _equal(some, others)
             own = _unique(some, others, equal)
             self._learn(own)
@@ -72,16 +73,17 @@ class Structure:
         named = ((one, f"{self._modules.get(module_of(one.name))}:{_side(one.name)}") for one in ours)
         found = {one.name: at[name] for one, name in named if name in at}
         found |= self._layers(_left(ours, found), _left_of(theirs, found))
-        for _, some, others in self._by_layer(_left(ours, found), _left_of(theirs, found), _side):
-            found |= {some[i].name: others[j] for i, j in _aligned(some, others)}
+        rest, others = _left(ours, found), _left_of(theirs, found)
+        for _, mine, yours in _shared_groups(rest, self._first.layer_and_side, others, self._second.layer_and_side):
+            found |= {mine[i].name: yours[j] for i, j in _aligned(mine, yours)}
         rest = [one for one in _left(ours, found) if self._first.layer(one) not in self._known]
         others = [one for one in _left_of(theirs, found) if self._second.layer(one) not in self._known]
         return found | self._by_position(rest, others)
 
     def _layers(self, ours: Places, theirs: Places) -> Pairs:
         """Pair what enters and leaves whole layers."""
-        whole = {(self._second.layer(one), _side(one.name)): one for one in theirs if one.layer and not one.sublayer}
-        keys = ((one, (self._first.layer(one), _side(one.name))) for one in ours if one.layer and not one.sublayer)
+        whole = {self._second.layer_and_side(one): one for one in theirs if one.layer and not one.sublayer}
+        keys = ((one, self._first.layer_and_side(one)) for one in ours if one.layer and not one.sublayer)
         return {one.name: whole[key] for one, key in keys if key in whole}
 
     def _learn(self, pairs: Pairs) -> None:
@@ -105,22 +107,10 @@ class Structure:
                 return
             self._modules |= new
 
-    def _by_layer(
-        self, ours: Places, theirs: Places, more: Callable[[str], Hashable] = lambda name: ""
-    ) -> Iterable[tuple[Hashable, list[PlacePrint], list[PlacePrint]]]:
-        groups: list[dict[tuple[Hashable, Hashable], list[PlacePrint]]] = []
-        for places, layers in ((ours, self._first), (theirs, self._second)):
-            held: dict[tuple[Hashable, Hashable], list[PlacePrint]] = {}
-            for place in places:
-                held.setdefault((layers.layer(place), more(place.name)), []).append(place)
-            groups.append(held)
-        first, second = groups
-        return [(key[0], some, second[key]) for key, some in first.items() if key in second]
-
     def _by_position(self, ours: Places, theirs: Places) -> Pairs:
         """Pair what is left in a layer one by one, if both sides have equally many there, and of like norms."""
-        first, second = self._first.grouped(ours), self._second.grouped(theirs)
-        even = (zip(some, second[key], strict=True) for key, some in first.items() if _count(second, key) == len(some))
+        groups = _shared_groups(ours, self._first.position(ours), theirs, self._second.position(theirs))
+        even = (zip(some, others, strict=True) for _, some, others in groups if len(some) == len(others))
         return {one.name: other for pairs in even for one, other in pairs if _alike(one, other)}
 
 
@@ -136,18 +126,23 @@ class _Layers:
     def layer(self, place: PlacePrint) -> tuple[int, int]:
         return (self._stacks[place.stack], place.layer) if place.layer else (-1, 0)
 
+    def layer_and_side(self, place: PlacePrint) -> Hashable:
+        return self.layer(place), _side(place.name)
+
+    def position(self, places: Places) -> Key:
+        """Return the key of a place among ``places``: layer (outside of the layers: before or behind them), side and
+        absence."""
+        start = min((place.order for place in places if place.layer), default=0.0)
+
+        def key(place: PlacePrint) -> Hashable:
+            where = self.layer(place) if place.layer else (-1, place.order > start)
+            return *where, _side(place.name), place.absent
+
+        return key
+
     def calls(self, parameters: Places) -> list[tuple[float, float]]:
         """Return the sort keys of parameters: the first call of the module, then the registration."""
         return [(self._calls.get(module_of(own.name), np.inf), own.order) for own in parameters]
-
-    def grouped(self, places: Places) -> dict[tuple[object, ...], list[PlacePrint]]:
-        """Group places by layer (outside of the layers: before or behind them), side and absence."""
-        start = min((place.order for place in places if place.layer), default=0.0)
-        held: dict[tuple[object, ...], list[PlacePrint]] = {}
-        for place in places:
-            where = self.layer(place) if place.layer else (-1, place.order > start)
-            held.setdefault((*where, _side(place.name), place.absent), []).append(place)
-        return held
 
 
 def _parent(module: str) -> str:
@@ -158,8 +153,20 @@ def _side(name: str) -> str:
     return name.rpartition(":")[2] if ":" in name else ""
 
 
-def _count(groups: Mapping[tuple[object, ...], Sized], key: tuple[object, ...]) -> int:
-    return len(groups.get(key, ()))
+def _grouped(places: Places, key: Key) -> dict[Hashable, list[PlacePrint]]:
+    groups: dict[Hashable, list[PlacePrint]] = {}
+    for place in places:
+        groups.setdefault(key(place), []).append(place)
+    return groups
+
+
+def _shared_groups(
+    ours: Places, our_key: Key, theirs: Places, their_key: Key
+) -> list[tuple[Hashable, list[PlacePrint], list[PlacePrint]]]:
+    """Group the places of each side by its key. Return (key, places of the first, places of the second) for each key
+    that both sides have."""
+    first, second = _grouped(ours, our_key), _grouped(theirs, their_key)
+    return [(key, some, second[key]) for key, some in first.items() if key in second]
 
 
 def _alike(one: PlacePrint, other: PlacePrint) -> bool:
