@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .differences import Gap, gap
+from .differences import gap
 from .matching import Matched, Pair
 from .prints import Fingerprint, module_of
 
@@ -59,12 +59,15 @@ class PlaceGap:
     def blamed(self) -> str:
         """The module in which the difference at this place arises: the place's own module, or the module around it if
         data enter the module at this place. "" is the model itself."""
-        return self.module.rpartition(".")[0] if self.enters else self.module
+        return self._blamed(self.name)
 
     @property
     def blamed_there(self) -> str:
         """The same module by its name in the second side."""
-        module = module_of(self.other)
+        return self._blamed(self.other)
+
+    def _blamed(self, name: str) -> str:
+        module = module_of(name)
         return module.rpartition(".")[0] if self.enters else module
 
     @property
@@ -83,18 +86,16 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
     leaves it with r times the control there: r c_out = (c_out / c_in) e_in is the inherited error, and c_out / c_in the
     gain. What enters a module may come from anywhere before, so that the largest r before it counts.
     """
-    gaps = {(pair.phase, pair.a.name): gap(pair.a, pair.b) for pair in matching.pairs}
     own: dict[tuple[str, str], list[float]] = {}
     for control in controls:
         for pair in control.pairs:
             own.setdefault((pair.phase, pair.a.name), []).append(gap(pair.a, pair.b).relative)
-    places = _in_order(matching.pairs, gaps, own, made)
     ratios: dict[tuple[str, str], float] = {}
     found: list[PlaceGap] = []
     largest: dict[str, float] = {}
-    for place in places:
+    for place in _in_order(matching.pairs, own, made):
         ratio = place.error / place.control if place.control else math.inf if place.error else 0.0
-        before = _before(place, ratios, largest.get(place.phase, 0.0), largest)
+        before = _before(place, ratios, largest)
         ratios[place.phase, place.name] = ratio
         largest[place.phase] = max(largest.get(place.phase, 0.0), ratio)
         inherited = before * place.control if math.isfinite(before) else place.error
@@ -109,10 +110,9 @@ def control_of(errors: Iterable[float], ulp: float) -> float:
     return max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp)
 
 
-def _before(
-    place: PlaceGap, ratios: Mapping[tuple[str, str], float], so_far: float, largest: Mapping[str, float]
-) -> float:
-    """Return the error over the control where the data of a place come from."""
+def _before(place: PlaceGap, ratios: Mapping[tuple[str, str], float], largest: Mapping[str, float]) -> float:
+    """Return the error over the control where the data of a place come from. ``ratios``: those of the places before it;
+    ``largest``: the largest of these by pass."""
     if place.phase == "weights":
         return 0.0
     if place.phase in ("gradients", "update"):
@@ -120,15 +120,14 @@ def _before(
         own = [ratios[side] for side in sides if side in ratios]
         others = [largest.get(p, 0.0) for p in ("forward", "backward", "gradients") if p != place.phase]
         return max(own if own and place.phase == "gradients" else others, default=0.0)
+    so_far = largest.get(place.phase, 0.0)
     if place.enters:
         return so_far
     side = "out" if place.phase == "backward" else "in"
     return ratios.get((place.phase, f"{place.module}:{side}"), so_far)
 
 
-def _in_order(
-    pairs: Iterable[Pair], gaps: Mapping[tuple[str, str], Gap], own: Mapping[tuple[str, str], list[float]], made: bool
-) -> list[PlaceGap]:
+def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[float]], made: bool) -> list[PlaceGap]:
     phases: dict[str, list[Pair]] = {}
     for pair in pairs:
         phases.setdefault(pair.phase, []).append(pair)
@@ -145,15 +144,15 @@ def _in_order(
             ulp = max(ulp, pair.a.ulp, pair.b.ulp) if phase != "weights" else max(pair.a.ulp, pair.b.ulp)
             calls += phase in ("forward", "backward")
             grown = 1.0 if made or phase == "weights" else math.sqrt(1 + calls / GROWTH)
-            control = control_of(own.get((phase, pair.a.name), ()), ulp * grown)
-            seen = gaps[phase, pair.a.name]
+            control = control_of(controls.get((phase, pair.a.name), ()), ulp * grown)
+            seen = gap(pair.a, pair.b)
             is_noise = phase in ("gradients", "update") and max(pair.a.norm, pair.b.norm) < (
                 NO_SIGNAL * top[pair.a.stack, pair.a.layer]
             )
-            is_other = phase == "backward" and pair.a.name in elsewhere
+            can_judge = not (is_noise or pair.a.name in elsewhere or control >= 1)
             place = PlaceGap(
                 phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
-                seen.error, control, 0.0, seen.relative, judged=not (is_noise or is_other or control >= 1),
+                seen.error, control, 0.0, seen.relative, judged=can_judge,
             )  # fmt: skip
             found.append(place)
     return found

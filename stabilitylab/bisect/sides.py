@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,10 +33,8 @@ class BisectSubject:
     mask: Mask | None = None
 
 
-class Side(Protocol):
-    """Makes the subject of one side; for another process a function of a module, whose arguments can be pickled."""
-
-    def __call__(self) -> BisectSubject: ...
+# Makes the subject of one side; for another process a function of a module, whose arguments can be pickled.
+Side = Callable[[], BisectSubject]
 
 
 @dataclass(frozen=True)
