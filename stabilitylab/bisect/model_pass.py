@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
+from ..probes.state import seed_all
 from ..schema import Cells, Table
 from ..silence import silenced
 from .prints import Fingerprint, of_tables
@@ -52,9 +51,7 @@ def comparable(model: nn.Module, seed: int) -> Iterator[None]:
             model.training = True
             for parameter, _ in gradients:
                 parameter.grad = None
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002 (whatever the model draws from)
-            torch.manual_seed(seed)
+            seed_all(seed)
             yield
         finally:
             for module, flag in training.items():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
 from ..api import watch
 from ..errors import InputError, StabilityLabError, UsageError, listed
 from ..probes import random_states_kept
+from ..probes.state import seed_all
 from ..silence import silenced
 from .fingerprint import Print, fingerprint, kinds
 from .updates import Steps, optimizers_of, stepping
@@ -194,9 +193,7 @@ def _watched(make: Make, updates: int, seed: int, watching: Mapping[str, Any]) -
 
 
 def _made(make: Make, seed: int) -> tuple[nn.Module, Callable[..., Any], dict[str, Any]]:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (the global one is what a loop may draw from)
-    torch.manual_seed(seed)
+    seed_all(seed)
     try:
         given = make()
     except StabilityLabError:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import listed
 from ..probes import random_states_kept
-from ..probes.state import StateSnapshot
+from ..probes.state import StateSnapshot, seed_all
 from . import evaluation, leaks, shifts, start, units, wiring
 from .answers import Answers
 from .bounds import BOUNDS, not_checked
@@ -144,9 +142,7 @@ class Questions:
 
     def _look(self, seed: int, *, training: bool, inputs: bool = False) -> Seen:
         with random_states_kept(self._twin), as_it_was(self._twin, training):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
+            seed_all(seed)
             return look(self._twin, self._batch, self._loss_fn, inputs=inputs)
 
 
