@@ -16,13 +16,15 @@ def changes_of(facts: Sequence[Fact], parameters: int = 0, scheduled: bool = Fal
     ``parameters``: the number of the model's parameters, which says if a place is the whole model; 0 if not known.
     ``scheduled``: the loop has declared the scheduler that moves its rate.
     """
+    resets = [*reset_changes(facts)]
+    reset_steps = {one.step for one in resets}
     return [
         *setting_changes(facts, scheduled),
-        *reset_changes(facts),
-        *replaced_changes(facts),
+        *resets,
+        *replaced_changes(facts, reset_steps),
         *flag_changes(facts, parameters),
         *attribute_changes(facts),
         *accumulation_changes(facts),
-        *write_changes(facts, parameters),
+        *write_changes(facts, parameters, reset_steps),
         *counted_writes(facts, parameters),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import listed
@@ -40,10 +40,9 @@ def reset_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
             yield LoopChange("reset", group, step, said, f"{share} {after:.0%}", advice, title=title)
 
 
-def replaced_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
-    """Yield states that are those of a later step, and moments that were written or replaced, where no reset says so.
-    A shift of the count by one is a step that was skipped or made twice."""
-    resets = {one.step for one in reset_changes(facts)}
+def replaced_changes(facts: Sequence[Fact], resets: Collection[int]) -> Iterator[LoopChange]:
+    """Yield states that are those of a later step, and moments that were written or replaced, except at the steps
+    ``resets``, where a reset says so. A shift of the count by one is a step that was skipped or made twice."""
     advice = f"Load the optimizer's state of the step that the weights are of, {WARM}."
     forward: set[int] = set()
     for fact in facts:
@@ -57,7 +56,7 @@ def replaced_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
             title = "optimizer state of a later step"
             yield LoopChange("replaced", group, fact["step"], said, remedy=advice, title=title)
     for step, names in _written_at(facts, moments=True).items():
-        if step in resets | forward:
+        if step in resets or step in forward:
             continue
         whose = list(dict.fromkeys(name.partition(" of ")[2] for name in names))
         said = (
@@ -67,9 +66,8 @@ def replaced_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
         yield LoopChange("replaced", place_of(whose, 0), step, said, remedy=advice, title="optimizer state replaced")
 
 
-def write_changes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChange]:
-    """Yield writes to tensors between two updates: those of which digests differ."""
-    resets = {one.step for one in reset_changes(facts)}
+def write_changes(facts: Sequence[Fact], parameters: int, resets: Collection[int]) -> Iterator[LoopChange]:
+    """Yield writes to tensors between two updates: those of which digests differ, except at the steps ``resets``."""
     by_step: dict[int, list[str]] = defaultdict(list)
     for fact in facts:
         if fact["kind"] == "write" and fact["before"] is not None and fact["step"] not in resets:
@@ -98,7 +96,7 @@ def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChang
 
 
 def _counted_write(names: Sequence[str], step: int, parameters: int, when: str, accused: bool) -> LoopChange:
-    said = f"{counted(names, 'parameter')} {_were(names)} written {when}, which no optimizer did: {listed(list(names))}"
+    said = f"{counted(names, 'parameter')} {_were(names)} written {when}, which no optimizer did: {listed(names)}"
     one = written(names, step, parameters, f"{LEDGER}, which counts writes and does not compare bits")
     return replace(one, sentence=said, accused=accused, is_compared=False)
 
@@ -106,10 +104,10 @@ def _counted_write(names: Sequence[str], step: int, parameters: int, when: str, 
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> LoopChange:
     """Return the change that tensors were written between update ``step`` - 1 and update ``step``."""
     said = f"{counted(names, 'tensor')} changed between the updates {step - 1} and {step}, which no optimizer did: "
-    told = listed(list(names))
+    told = listed(names)
     advice = f"Find the code that writes to {told} between two updates, such as `load_state_dict` or an initialisation."
     moments = all(" of " in name for name in names)
-    return LoopChange("write", place_of(list(names), total), step, said + told, evidence, advice, of_moments=moments)
+    return LoopChange("write", place_of(names, total), step, said + told, evidence, advice, of_moments=moments)
 
 
 def _written_at(facts: Sequence[Fact], moments: bool) -> dict[int, list[str]]:
