@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,7 @@ def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
         first_in_table,
         growth,
         settings(a.config, b.config),
-        only(left, right, pairs),
+        only(left, right),
         None if first is None else sketched(a, b),
     )
 
@@ -178,7 +178,7 @@ def recorded(evidence: Evidence) -> set[str]:
     return {name for name in evidence.run.tables if evidence.grid(name) is not None}
 
 
-def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) -> dict[str, dict[str, Any]]:
+def only(left: Evidence, right: Evidence) -> dict[str, dict[str, Any]]:
     """Return the tables, the metrics and the number of steps that only one of the runs has."""
     found = {}
     for name, ours, theirs in (("a", left, right), ("b", right, left)):
@@ -220,7 +220,7 @@ def _common(a: Grid | None, b: Grid | None) -> tuple[Grid, Grid] | None:
 
     def cut(grid: Grid, at: np.ndarray, places: list[int]) -> Grid:
         chosen = np.ix_(at, np.array(places))
-        return Grid(grid.table, grid.column, grid.phase, steps, tuple(rows), grid.values[chosen], grid.absent[chosen])
+        return replace(grid, steps=steps, rows=tuple(rows), values=grid.values[chosen], absent=grid.absent[chosen])
 
     return (cut(a, at_a, ours), cut(b, at_b, theirs)) if rows else None
 

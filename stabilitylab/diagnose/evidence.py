@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,9 +37,7 @@ class Grid:
     def select(self, chosen: np.ndarray) -> Grid:
         """Return only the places where ``chosen`` is True."""
         rows = tuple(row for row, keep in zip(self.rows, chosen, strict=True) if keep)
-        return Grid(
-            self.table, self.column, self.phase, self.steps, rows, self.values[:, chosen], self.absent[:, chosen]
-        )
+        return replace(self, rows=rows, values=self.values[:, chosen], absent=self.absent[:, chosen])
 
     def stacks(self) -> list[Grid]:
         """Return the rows inside layers, one grid a stack."""
@@ -48,8 +46,7 @@ class Grid:
 
     def at(self, chosen: np.ndarray) -> Grid:
         """Return only the steps where ``chosen`` is True."""
-        steps, values, absent = self.steps[chosen], self.values[chosen], self.absent[chosen]
-        return Grid(self.table, self.column, self.phase, steps, self.rows, values, absent)
+        return replace(self, steps=self.steps[chosen], values=self.values[chosen], absent=self.absent[chosen])
 
     def before(self, position: int) -> int | None:
         """Return the step recorded before the step at ``position``; None for the first."""
@@ -166,7 +163,7 @@ class Evidence:
                 return Grid(METRICS, name, phase, steps, (Row(""),), values, np.zeros(values.shape, bool))
         return None
 
-    def _grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
+    def _grid(self, table: str, column: str, by_layer: bool) -> Grid | None:
         if table not in self.run.tables:
             return None
         definition = self.run.table(table)

@@ -95,7 +95,7 @@ def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
     return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
 
 
-def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple[int, int, int] | None:
+def first_above(ratio: np.ndarray, threshold: float) -> tuple[int, int, int] | None:
     """Find the first row in which a finite ratio is above the threshold: (row, place of the largest finite ratio,
     number of places)."""
     above = np.isfinite(ratio) & (ratio > threshold)

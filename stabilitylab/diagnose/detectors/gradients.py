@@ -193,7 +193,7 @@ def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
 
 
 def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
-    found = first_above(ratio, EXPLODED, grid.steps)
+    found = first_above(ratio, EXPLODED)
     if found is None:
         return
     row, place, places = found

@@ -55,7 +55,7 @@ def _of_metric(evidence: Evidence) -> Iterator[Event]:
     if grid is None:
         return
     ratio = times(grid.values, past_largest(grid.values, window=None))
-    found = first_above(ratio, LR_JUMP, grid.steps)
+    found = first_above(ratio, LR_JUMP)
     if found is None:
         return
     row, _, _ = found
@@ -107,7 +107,7 @@ def update_jump(evidence: Evidence) -> Iterator[Event]:
 
 
 def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
-    found = first_above(ratio, UPDATE_JUMP, grid.steps)
+    found = first_above(ratio, UPDATE_JUMP)
     if found is None:
         return
     row, place, places = found

@@ -44,7 +44,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
             (sudden, LN_JUMP, "times the largest of the rows before"),
             (slow, LN_GROWTH, f"times its size at step {grid.steps[0]}"),
         )
-        if (found := first_above(ratio, threshold, grid.steps)) is not None
+        if (found := first_above(ratio, threshold)) is not None
     ]
     if not candidates:
         return
