@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow.compute as pc
@@ -20,6 +20,15 @@ from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
 
 LOSSES = ("nll", "loss")  # the detector of spikes reads the first that was recorded
+
+
+class FirstSeen(TypedDict):
+    """Arguments of an :class:`~.events.Event`: where it was first seen."""
+
+    step: int
+    phase: str
+    after: int | None
+    probe: str
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,24 @@ class Grid:
         """Return only the steps where ``chosen`` is True."""
         return replace(self, steps=self.steps[chosen], values=self.values[chosen], absent=self.absent[chosen])
 
+    @property
+    def measured(self) -> np.ndarray:
+        """The values, NaN where there is none."""
+        return np.where(self.absent, np.nan, self.values)
+
+    def first_seen(self, position: int) -> FirstSeen:
+        """Return step, phase, step before and probe of an event that is first seen in the row at ``position``."""
+        step, after = int(self.steps[position]), self.before(position)
+        return FirstSeen(step=step, phase=self.phase, after=after, probe=self.name)
+
     def before(self, position: int) -> int | None:
         """Return the step recorded before the step at ``position``; None for the first."""
         return int(self.steps[position - 1]) if position else None
+
+    def last_before(self, step: int) -> int | None:
+        """Return the last recorded step before ``step``; None if there is none."""
+        earlier = self.steps[self.steps < step]
+        return int(earlier[-1]) if len(earlier) else None
 
     @property
     def is_metric(self) -> bool:

@@ -95,6 +95,13 @@ def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
     return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
 
 
+def felt_growth(values: np.ndarray, share: float) -> np.ndarray:
+    """Return values over the largest of the rows before. It is NaN for a value below ``share`` of the largest of its
+    row: the model does not feel such a place."""
+    felt = values >= share * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
+    return np.where(felt, times(values, past_largest(values)), np.nan)
+
+
 def first_above(ratio: np.ndarray, threshold: float) -> tuple[int, int, int] | None:
     """Find the first row in which a finite ratio is above the threshold: (row, place of the largest finite ratio,
     number of places)."""

@@ -37,7 +37,7 @@ SPENT_ROWS = 0.6  # of the recorded rows
 def attention_collapse(evidence: Evidence) -> Iterator[Event]:
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
     if entropy is not None and ceiling is not None:
-        yield from _collapsed(entropy, times(np.where(entropy.absent, np.nan, entropy.values), ceiling.values))
+        yield from _collapsed(entropy, times(entropy.measured, ceiling.values))
     logit = evidence.grid("attention", "max_logit")
     if logit is not None:
         yield from _large(logit)
@@ -62,17 +62,14 @@ def _collapsed(entropy: Grid, share: np.ndarray) -> Iterator[Event]:
     yield Event(
         "attention_collapse",
         "attention entropy collapse",
-        int(entropy.steps[row]),
-        entropy.phase,
-        f"the attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its largest possible "
-        f"value at step {entropy.steps[row]}; at the start it was {share[0, place]:.2g}{told if most else ''}",
-        after=entropy.before(row),
+        **entropy.first_seen(row),
+        evidence=f"the attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its largest "
+        f"possible value at step {entropy.steps[row]}; at the start it was {share[0, place]:.2g}{told if most else ''}",
         until=(end := until(low[:, place], row, entropy.steps)),
         stands=end is None,
         usual=not most,
         place=entropy.rows[place],
         places=int(kept.sum()),
-        probe=entropy.name,
         strength=ENTROPY_SHARE / max(float(share[row, place]), 1e-12),
         numbers={"share_of_ceiling": float(share[row, place]), "at_start": float(share[0, place])},
     )
@@ -87,18 +84,15 @@ def _large(logit: Grid) -> Iterator[Event]:
     yield Event(
         "attention_logits",
         "large attention logits",
-        int(logit.steps[row]),
-        logit.phase,
-        f"the largest attention logit of {describe(logit.rows[place])} is {logit.values[row, place]:.3g} at step "
-        f"{logit.steps[row]}; the limit is {MAX_LOGIT:g}",
-        after=logit.before(row),
+        **logit.first_seen(row),
+        evidence=f"the largest attention logit of {describe(logit.rows[place])} is {logit.values[row, place]:.3g} at "
+        f"step {logit.steps[row]}; the limit is {MAX_LOGIT:g}",
         until=(end := until(large[:, place], row, logit.steps)),
         stands=end is None,
         usual=True,
         advice="Clip q and k (QK-clip), use QK-norm, or lower `lr`.",
         place=logit.rows[place],
         places=int(kept.sum()),
-        probe=logit.name,
         strength=float(logit.values[row, place]) / MAX_LOGIT,
         numbers={"value": float(logit.values[row, place])},
     )

@@ -48,12 +48,10 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "beyond_the_edge",
         "learning rate beyond the edge of stability",
-        int(grid.steps[row]),
-        grid.phase,
-        f"the preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate (median of "
-        f"the last half of {len(values)} measurements; the limit is {BEYOND:g}), from step {grid.steps[row]} on",
-        after=grid.before(row),
-        probe=grid.name,
+        **grid.first_seen(row),
+        evidence=f"the preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate "
+        f"(median of the last half of {len(values)} measurements; the limit is {BEYOND:g}), from step "
+        f"{grid.steps[row]} on",
         strength=middle / BEYOND,
         numbers={"to_edge": middle},
     )

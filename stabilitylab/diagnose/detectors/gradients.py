@@ -11,7 +11,7 @@ from ...errors import listed
 from ..events import Event, Severity, detector
 from ..evidence import Evidence, Grid
 from ..order import describe, gathered
-from ..series import LEAST_PAST, at_the_end, first_above, lasting, past_largest, times, until, usual_before
+from ..series import LEAST_PAST, at_the_end, felt_growth, first_above, lasting, past_largest, times, until, usual_before
 
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
 # is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
@@ -131,15 +131,12 @@ def _vanished(
     return Event(
         "vanishing_gradient" if down else "exploding_gradient",
         "vanishing gradient" if down else "exploding gradient",
-        int(grid.steps[row]),
-        grid.phase,
-        text,
-        after=grid.before(row),
+        **grid.first_seen(row),
+        evidence=text,
         until=(end := until(np.logical_or.reduce(weak, axis=1), row, grid.steps)),
         stands=end is None,
         place=grid.rows[weakest if down else top],
         places=int(kept.sum()) if down else 1,
-        probe=grid.name,
         strength=VANISHED / max(ratio, 1e-300),
         numbers={"share_of_largest": ratio, "nats_per_layer": slope, "r_squared": fit},
     )
@@ -157,13 +154,12 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
     return Event(
         "vanishing_gradient",
         "geometric decay of the gradient",
-        int(grid.steps[0]),
-        grid.phase,
-        f"the gradient of {describe(grid.rows[place])} is {ratio:.2g} of the top layer's at step {grid.steps[0]}: it "
-        f"changes by {-slope:.2f} nats a layer downwards (R^2 {fit:.2f}), and is not yet below {VANISHED:g}",
+        **grid.first_seen(0),
+        evidence=f"the gradient of {describe(grid.rows[place])} is {ratio:.2g} of the top layer's at step "
+        f"{grid.steps[0]}: it changes by {-slope:.2f} nats a layer downwards (R^2 {fit:.2f}), and is not yet below "
+        f"{VANISHED:g}",
         severity="note",
         place=grid.rows[place],
-        probe=grid.name,
         strength=DECAYED / ratio,
         numbers={"first_over_last": ratio, "nats_per_layer": slope, "r_squared": fit},
     )
@@ -187,9 +183,7 @@ def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
         yield from _exploded(total, times(total.values, past_largest(total.values)))
     grid = evidence.grid("grad_norm", "value", True)
     if grid is not None:
-        values = np.where(grid.absent, np.nan, grid.values)
-        felt = values >= EXPLODED_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
-        yield from _exploded(grid, np.where(felt, times(values, past_largest(values)), np.nan))
+        yield from _exploded(grid, felt_growth(grid.measured, EXPLODED_SHARE))
 
 
 def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
@@ -203,14 +197,11 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     yield Event(
         "exploding_gradient",
         "exploding gradient",
-        int(grid.steps[row]),
-        grid.phase,
-        f"the gradient norm is {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the median of "
-        f"{rows}",
-        after=grid.before(row),
+        **grid.first_seen(row),
+        evidence=f"the gradient norm is {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the "
+        f"median of {rows}",
         place=grid.rows[place] if where else None,
         places=places,
-        probe=grid.name,
         strength=factor / EXPLODED,
         stands=at_the_end(grid.values[:, place], row) > EXPLODED * median,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
@@ -295,16 +286,13 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
         yield Event(
             "dead_layer",
             "layer without gradient or update",
-            int(grid.steps[row]),
-            grid.phase,
-            f"{listed(names)} {have} {what} {since}",
+            **grid.first_seen(row),
+            evidence=f"{listed(names)} {have} {what} {since}",
             severity=severity,
-            after=grid.before(row),
             until=end,
             stands=not passing,
             place=grid.rows[places[0]],
             places=len(places),
-            probe=grid.name,
             numbers={"places": [grid.rows[place].site for place in places]},
         )
         waiting[:, places] = False

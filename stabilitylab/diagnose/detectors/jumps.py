@@ -11,7 +11,7 @@ from ..changed import ALWAYS, SETTING, change_events
 from ..events import LEDGER, Event, detector
 from ..evidence import Evidence, Grid
 from ..order import describe
-from ..series import LEAST_PAST, at_the_end, first_above, past_largest, times, usual_before
+from ..series import LEAST_PAST, at_the_end, felt_growth, first_above, past_largest, times, usual_before
 
 # The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
 LR_JUMP = 3.0  # learning rate over its maximum so far
@@ -64,12 +64,10 @@ def _of_metric(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "lr_jump",
         "learning-rate jump",
-        int(grid.steps[row]),
-        grid.phase,
-        f"the learning rate rose to {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
-        after=grid.before(row),
+        **grid.first_seen(row),
+        evidence=f"the learning rate rose to {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum "
+        "before",
         until=int(grid.steps[row + 1 + int(back[0])]) if len(back) else None,
-        probe=grid.column,
         strength=factor / LR_JUMP,
         numbers={"rate": size, "times_maximum_before": factor},
         stands=not len(back),
@@ -96,10 +94,7 @@ def update_jump(evidence: Evidence) -> Iterator[Event]:
     """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
     grid = evidence.grid("update_ratio", "rms")
     if grid is not None:
-        values = np.where(grid.absent, np.nan, grid.values)
-        felt = values >= UPDATE_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
-        ratio = np.where(felt, times(values, past_largest(values)), np.nan)
-        yield from _update(grid, ratio, "the rms of the update")
+        yield from _update(grid, felt_growth(grid.measured, UPDATE_SHARE), "the rms of the update")
     grid = evidence.grid("model_update", "one_update")
     if grid is not None:
         # row t compares theta_t with theta_{t-1}: what the updates before it did
@@ -111,19 +106,16 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     if found is None:
         return
     row, place, places = found
-    step, size, factor = int(grid.steps[row]), float(grid.values[row, place]), float(ratio[row, place])
+    size, factor = float(grid.values[row, place]), float(ratio[row, place])
     median, rows = usual_before(grid, row, place)
     yield Event(
         "update_jump",
         "update jump",
-        step,
-        grid.phase,
-        f"{what} of {describe(grid.rows[place])} is {size:.3g} at step {step}, {size / median:.3g} times the median of "
-        f"{rows}",
-        after=grid.before(row),
+        **grid.first_seen(row),
+        evidence=f"{what} of {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, "
+        f"{size / median:.3g} times the median of {rows}",
         place=grid.rows[place],
         places=places,
-        probe=grid.name,
         strength=factor / UPDATE_JUMP,
         stands=at_the_end(grid.values[:, place], row) > UPDATE_JUMP * size / factor,
         numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},

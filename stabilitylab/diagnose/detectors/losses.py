@@ -75,17 +75,15 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         end = at + int(over[0]) if len(over) else None
         peak = float(values[at:end].max())
         score = f"{(values[at] - usual) / sd:.3g} robust standard deviations" if sd else "no noise before"
+        ended = "it did not come back" if end is None else f"it was back by step {steps[end]}, highest {peak:.3g}"
         yield Event(
             "loss_spike",
             "loss spike",
-            int(steps[at]),
-            grid.phase,
-            f"{grid.column} rose from its level of {usual:.3g} to {values[at]:.3g} at step {steps[at]} ({score}); "
-            + ("it did not come back" if end is None else f"it was back by step {steps[end]}, highest {peak:.3g}"),
-            after=int(steps[at - 1]),
+            **grid.first_seen(at),
+            evidence=f"{grid.column} rose from its level of {usual:.3g} to {values[at]:.3g} at step {steps[at]} "
+            f"({score}); {ended}",
             until=None if end is None else int(steps[end]),
             stands=end is None,
-            probe=grid.column,
             strength=float(values[at] - usual) / bound,
             numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
         )
@@ -139,11 +137,16 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
 
 
 def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
-    earlier = grid.steps[grid.steps < step]
-    after = int(earlier[-1]) if len(earlier) else None
-    phase, column = grid.phase, grid.column
     return Event(
-        "divergence", "divergence", step, phase, text, "failure", after=after, probe=column, strength=float(strength)
+        "divergence",
+        "divergence",
+        step,
+        grid.phase,
+        text,
+        "failure",
+        after=grid.last_before(step),
+        probe=grid.column,
+        strength=float(strength),
     )
 
 
@@ -180,7 +183,6 @@ def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
     best = int(np.nanargmin(gaps))
     lowest = f"{-gaps[best]:.2f} nats below it at step {held_out.steps[best]}"
     before = f"its best was {lowest}" if gaps[best] < -LEVEL_NATS else "it was never below it"
-    earlier = held_out.steps[held_out.steps < verdict.step]
     yield Event(
         "plateau",
         "plateau",
@@ -188,7 +190,7 @@ def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
         held_out.phase,
         f"the validation loss is stuck since step {verdict.step}: {verdict.reason}; {before}",
         "failure",
-        after=int(earlier[-1]) if len(earlier) else None,
+        after=held_out.last_before(verdict.step),
         probe="held_out_nll",
         numbers={"nll_minus_unigram": verdict.nll_gap},
     )
@@ -218,15 +220,15 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
     else:
         yield from _may_be_stuck(grid, smooth, steps, noise(values), evidence.classes)
         return
-    earlier = grid.steps[grid.steps < steps[at]]
+    step = int(steps[at]) if at else int(grid.steps[0])
     yield Event(
         "plateau",
         "plateau",
-        int(steps[at]) if at else int(grid.steps[0]),
+        step,
         grid.phase,
         text,
         "failure",
-        after=int(earlier[-1]) if at and len(earlier) else None,
+        after=grid.last_before(step),
         probe=grid.column,
         numbers={"first": first, "lowest": lowest, "last": last},
         judged_from=judged_from,

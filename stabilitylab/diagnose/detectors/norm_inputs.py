@@ -35,7 +35,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.grid("ln_input", "value")
     if grid is None:
         return
-    values = np.where(grid.absent, np.nan, grid.values)
+    values = grid.measured
     sudden = times(values, past_largest(values))
     slow = times(values, np.where(np.isfinite(values[:1]), values[:1], np.nan))
     candidates = [
@@ -55,14 +55,11 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "ln_growth",
         "growth of norm inputs",
-        int(grid.steps[row]),
-        grid.phase,
-        f"the input of the norm at {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, {factor:.3g} "
-        f"{text}",
-        after=grid.before(row),
+        **grid.first_seen(row),
+        evidence=f"the input of the norm at {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, "
+        f"{factor:.3g} {text}",
         place=grid.rows[place],
         places=places,
-        probe=grid.name,
         strength=float(np.nanmax(ratio[row])) / threshold,
         stands=ratio is sudden and at_the_end(values[:, place], row) > LN_JUMP * size / factor,
         numbers={"value": size, "factor": factor},

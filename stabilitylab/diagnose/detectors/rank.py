@@ -52,7 +52,7 @@ def rank_collapse(evidence: Evidence) -> Iterator[Event]:
     if keys is None or whole is None:
         return
     rest = np.sqrt(np.maximum(whole.values**2 - keys.values**2, 0.0))
-    share = times(np.where(keys.absent, np.nan, keys.values), np.where(whole.absent, np.nan, rest))
+    share = times(keys.measured, np.where(whole.absent, np.nan, rest))
     for stack, sublayer in dict.fromkeys((row.stack, row.sublayer) for row in keys.rows if row.layer > 0):
         own = np.array([(row.stack, row.sublayer) == (stack, sublayer) for row in keys.rows])
         if np.isfinite(share[:, own]).any():
@@ -84,17 +84,14 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
     yield Event(
         "rank_collapse",
         TITLE,
-        step,
-        keys.phase,
-        f"{_why(evidence, keys, place, step)}: the gradient of the queries and keys of {describe(keys.rows[place])} is "
-        f"{size} of the gradient of its values and output at step {step}{after}",
+        **keys.first_seen(row),
+        evidence=f"{_why(evidence, keys, place, step)}: the gradient of the queries and keys of "
+        f"{describe(keys.rows[place])} is {size} of the gradient of its values and output at step {step}{after}",
         severity="warning" if half and old else "note",
         stands=half and old,
-        after=keys.before(row),
-        until=None if ends else until(np.any(low, axis=1, keepdims=True)[:, 0], row, keys.steps),
+        until=None if ends else until(np.logical_or.reduce(low, axis=1), row, keys.steps),
         place=keys.rows[place],
         places=max(int(kept.sum()), ends),
-        probe="grad_norm.qk",
         strength=NOTHING_TO_CHOOSE / max(float(share[row, place]), 1e-12),
         numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends},
         open=f"the rank collapse of the {stack} may pass" if half and not old and not source >= SOMETHING else "",

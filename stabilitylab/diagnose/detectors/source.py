@@ -48,13 +48,10 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "constant_encoder",
         CONSTANT,
-        int(between.steps[since]),
-        between.phase,
-        f"the encoder's output is the same for every sentence (1 - cosine {_last(between):.1g} between sentences, "
-        f"{_last(within):.1g} within), so the decoder is a language model",
+        **between.first_seen(since),
+        evidence=f"the encoder's output is the same for every sentence (1 - cosine {_last(between):.1g} between "
+        f"sentences, {_last(within):.1g} within), so the decoder is a language model",
         severity="warning" if late else "note",
-        after=between.before(since),
-        probe="encoder_distance_between",
         numbers=_finite(between=_last(between), within=_last(within), source_worth=worth),
         open="" if late else "the encoder may recover from a constant function",
     )
@@ -84,13 +81,10 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "ignored_source",
         IGNORED,
-        int(worth.steps[since]),
-        worth.phase,
-        f"the decoder ignores its input: a wrong source changes the validation loss by {_last(worth):.2g} nats a token "
-        f"(a decoder that reads its source: {READS_NATS:g} or more)",
+        **worth.first_seen(since),
+        evidence=f"the decoder ignores its input: a wrong source changes the validation loss by {_last(worth):.2g} "
+        f"nats a token (a decoder that reads its source: {READS_NATS:g} or more)",
         severity="warning" if late else "note",
-        after=worth.before(since),
-        probe="source_worth",
         numbers=_finite(source_worth=_last(worth)),
         open="" if late else "the decoder may begin to read its source",
     )
@@ -114,13 +108,10 @@ def alike_tokens(evidence: Evidence) -> Iterator[Event]:
     yield Event(
         "alike_tokens",
         TOKENS,
-        int(within.steps[since]),
-        within.phase,
-        f"the encoder's output is the same at all tokens of a sentence (1 - cosine {_last(within):.1g}); the decoder "
-        f"still reads its source (a wrong one costs {worth:.2g} nats a token)",
+        **within.first_seen(since),
+        evidence=f"the encoder's output is the same at all tokens of a sentence (1 - cosine {_last(within):.1g}); the "
+        f"decoder still reads its source (a wrong one costs {worth:.2g} nats a token)",
         severity="note",
-        after=within.before(since),
-        probe="encoder_distance_within",
         numbers=_finite(within=_last(within), source_worth=worth),
     )
 
