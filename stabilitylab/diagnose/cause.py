@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..schema import EVERY_ROW
-from .events import DETECTORS, Event
+from .events import Event
 from .order import comes_before, depends_on
 
 
@@ -52,7 +52,7 @@ def certainly_before(a: Event, b: Event) -> bool:
     if b.after is not None and a.step <= b.after:
         return True
     leads = a.step < b.step or (a.step == b.step and comes_before(a.phase, b.phase))
-    if a.kind in DETECTORS and b.kind in DETECTORS[a.kind].explains and leads:
+    if a.detector is not None and b.kind in a.detector.explains and leads:
         return True
     return _same_step(a, b) and leads
 

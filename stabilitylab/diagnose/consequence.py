@@ -25,7 +25,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .events import DETECTORS, Event
+from .events import Event
 from .evidence import Evidence
 from .series import JUDGED_ROWS, rows_after, went_on_learning
 
@@ -70,8 +70,7 @@ def _judged(event: Event, evidence: Evidence, learns: bool, failed: bool, lost: 
         return event
     if lost is not None and _broke_in(event, lost):
         return replace(event, consequence="it holds the first number that is not finite")
-    mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
-    if event.kind in mild and learns and not failed:
+    if event.detector is not None and event.detector.mild and learns and not failed:
         return replace(event, severity="note", consequence="the run learns")
     if event.stands and (failed or not event.usual):
         return replace(event, consequence=event.consequence or "still so at the last row")

@@ -59,16 +59,21 @@ class Event:
     consequence: str = ""
 
     @property
+    def detector(self) -> Detector | None:
+        """The detector of its kind; None for a kind without one, such as an alarm that was raised during training."""
+        return DETECTORS[self.kind] if self.kind in DETECTORS else None  # noqa: SIM401 (get() raises UsageError)
+
+    @property
     def role(self) -> Role:
         """The role of its kind. A ``setting`` comes from outside the network's dynamics. An ``outcome`` is the end of a
         run, and never the cause if any other event was seen."""
-        return DETECTORS[self.kind].role if self.kind in DETECTORS else "mechanism"
+        return "mechanism" if self.detector is None else self.detector.role
 
     @property
     def names_cause(self) -> bool:
         """True if its kind says what was done or is set wrong, and not merely what was seen; and for what is seen
         before the first update, whose cause is the model and its initialisation."""
-        return self.step == 0 or (self.kind in DETECTORS and DETECTORS[self.kind].names_cause)
+        return self.step == 0 or (self.detector is not None and self.detector.names_cause)
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -94,7 +99,7 @@ class Event:
     @property
     def remedy(self) -> str:
         """Its own advice, or that of its detector."""
-        return self.advice or (DETECTORS[self.kind].remedy if self.kind in DETECTORS else LOOK)
+        return self.advice or (LOOK if self.detector is None else self.detector.remedy)
 
     def as_dict(self) -> dict[str, Any]:
         place = self.place
