@@ -45,12 +45,12 @@ def changed(batch: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -
     return {**batch, "content": _named(batch["content"], change, "")}
 
 
-def names(batch: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tensors of a kept batch."""
-    found: list[str] = []
+def tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a kept batch by name."""
+    found: dict[str, Tensor] = {}
 
     def note(name: str, tensor: Tensor) -> Tensor:
-        found.append(name)
+        found[name] = tensor
         return tensor
 
     changed(batch, note)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import StabilityLabError
 from ..probes import evaluation
-from .batches import changed, names, restored
+from .batches import changed, restored, tensors
 from .findings import AuditFinding
 from .flight import Flight
 from .replay import DeclaredLoop, loss_of
@@ -93,15 +93,8 @@ class Judge:
 
     def _has_sequences(self, labels: Sequence[str]) -> bool:
         """True if labels are sequences: (B, T) or more; a roll along a batch of classes would shift nothing."""
-        found: list[int] = []
-
-        def look(name: str, tensor: Tensor) -> Tensor:
-            if name in labels:
-                found.append(tensor.dim())
-            return tensor
-
         first = next(iter(self.flight.batches.values()))
-        changed(first, look)
+        found = [tensor.dim() for name, tensor in tensors(first).items() if name in labels]
         return bool(found) and min(found) >= 2
 
 
@@ -196,13 +189,4 @@ def _updates(first: int, last: int) -> str:
 
 
 def _true_shares(batch: dict[str, Any], masks: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-
-    def look(name: str, tensor: Tensor) -> Tensor:
-        if name in masks:
-            found[name] = float((tensor != 0).double().mean())
-        return tensor
-
-    if masks and set(masks) & set(names(batch)):
-        changed(batch, look)
-    return found
+    return {name: float((one != 0).double().mean()) for name, one in tensors(batch).items() if name in masks}

@@ -13,7 +13,7 @@ from loops import Loop, Tiny, batch, loss_fn, recorder, train
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.explain import black_box
-from stabilitylab.explain.batches import changed, kept, names, restored
+from stabilitylab.explain.batches import changed, kept, restored, tensors
 from stabilitylab.explain.flight import Flight, Level
 from stabilitylab.explain.states import bytes_of, captured, restore
 from stabilitylab.store.verify import verify
@@ -133,7 +133,7 @@ def test_batches_of_many_kinds_and_those_that_cannot_be_kept() -> None:
     held = kept(given)
     given["x"].zero_()
     assert torch.equal(restored(held, torch.device("cpu"))["x"], torch.ones(2, 3))
-    assert names(held) == ["x", "more.0"]
+    assert list(tensors(held)) == ["x", "more.0"]
     assert bytes_of(held["content"]) == 28
     twice = changed(held, lambda name, tensor: 2 * tensor if name == "x" else tensor)
     assert restored(twice, torch.device("cpu"))["x"].sum() == 12
