@@ -20,7 +20,7 @@ from .relations import Relation, common, relations
 from .replay import DeclaredLoop, ReplayChange, Replayed, UpdateReplay
 from .replicas import differing_replicas, first_difference, first_names
 from .sketches import Sketches
-from .states import State, captured, is_kept
+from .states import State, is_kept
 
 MOST = 400  # updates that an audit replays, in all
 LASTING = ("forward", "loss", "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient",
@@ -131,7 +131,7 @@ class Auditor:
             self.result.equal += 1
             verified = update.step
         if snapshot is not None and verified == snapshot - 1:
-            state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
+            state = self.loop.captured()
             names = differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters)
             if names := first_names(names, self.loop.processes):
                 self.result.parted.append((snapshot, f"{names[0]} is another in the snapshot"))
@@ -332,7 +332,7 @@ class Auditor:
             losses = replay.losses(start, step + (kept is None))
             self.result.tried += len(losses)
             if kept is not None:
-                state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
+                state = self.loop.captured()
                 names = differing_state(kept, state, self.flight.parameters)
                 is_reached = not first_names(names, self.loop.processes)
             elif recorded is not None and losses and self._has_loss:

@@ -20,7 +20,6 @@ from .findings import AuditFinding
 from .flight import Flight
 from .replay import DeclaredLoop, loss_of
 from .replicas import joined
-from .states import restore
 
 STEP = 1e-6  # of the parameters' norm
 TOLERANCE = 1e-2  # relative; truncation and rounding are below 1e-5 for smooth losses, kinks of a ReLU add to them
@@ -62,7 +61,7 @@ def derivatives(flight: Flight, loop: DeclaredLoop, start: int | None = None) ->
         flight.batches[update.batches[0]], lambda _, one: one.double() if one.is_floating_point() else one
     )
     with loop.kept():  # in place: a copy of a model with patched methods would call the original's
-        restore(flight.snapshots[start], loop.model, loop.optimizers, loop.scaler, loop.scheduler)
+        loop.restore(flight.snapshots[start])
         loop.model.double()
         with evaluation(loop.model), torch.enable_grad():
             return _measured(loop, restored(widened, loop.device))

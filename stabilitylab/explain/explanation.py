@@ -135,8 +135,7 @@ def explain(
         if model is not None or optimizer is not None:
             raise UsageError("explain needs model, loss_fn and optimizer together: give all three, or none for facts.")
         return _facts_alone(flight)
-    own = {"scaler": scaler, "scheduler": scheduler, "clip": clip}
-    loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, **own)
+    loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, scaler=scaler, scheduler=scheduler, clip=clip)
     flight = agreed(flight, loop.processes)
     auditor = Auditor(flight, loop, updates)
     progress(f"replaying the {auditor.count} recorded updates that lie behind a snapshot")

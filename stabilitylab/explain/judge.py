@@ -18,7 +18,6 @@ from .findings import AuditFinding
 from .flight import Flight
 from .replay import DeclaredLoop, loss_of
 from .replicas import joined
-from .states import restore
 
 SPREADS, SHARE = 8.0, 0.25  # a bad batch: so many robust standard deviations and this share above the median score
 ROLLS = (-1, 0, 1)
@@ -58,7 +57,7 @@ class Judge:
         rolled: dict[int, list[float]] = {roll: [] for roll in rolls}
         shares: dict[str, list[float]] = {name: [] for name in masks}
         with loop.kept():
-            restore(flight.snapshots[self.start], loop.model, loop.optimizers, loop.scaler, loop.scheduler)
+            loop.restore(flight.snapshots[self.start])
             with evaluation(loop.model), torch.no_grad():
                 for number, _ in wheres:
                     for roll in rolls:

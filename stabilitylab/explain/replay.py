@@ -44,14 +44,17 @@ class DeclaredLoop:
         optimizer: Any,
         loss_fn: Loss,
         given: Recorder | None = None,
-        **own: Any,
+        *,
+        scaler: Any = None,
+        scheduler: Any = None,
+        clip: Any = None,
     ) -> DeclaredLoop:
-        """Return the loop of a flight. What a file cannot hold (functions, a scaler, a scheduler) comes from ``given``,
-        the recorder's settings, or from ``own``. Raises UsageError if something that was declared is missing."""
+        """Return the loop of a flight. What a file cannot hold (functions, a scaler, a scheduler) is given by name, or
+        comes from ``given``, the recorder's settings. Raises UsageError if something that was declared is missing."""
         declared = flight.declared
-        scaler = own.get("scaler") or (given.scaler if given else None)
-        scheduler = own.get("scheduler") or (given.scheduler if given else None)
-        clip = own.get("clip") or (given.clip if given else None) or declared["clip"]
+        scaler = scaler or (given.scaler if given else None)
+        scheduler = scheduler or (given.scheduler if given else None)
+        clip = clip or (given.clip if given else None) or declared["clip"]
         missing = {
             "scaler": declared["scaler"] and scaler is None,
             "scheduler": declared["scheduler"] and scheduler is None,
@@ -81,10 +84,18 @@ class DeclaredLoop:
         """Return True if it is true on some process."""
         return self.processes.any(told, self.device)
 
+    def captured(self) -> State:
+        """Return a copy, on the host, of everything that the next update depends on."""
+        return captured(self.model, self.optimizers, self.scaler, self.scheduler)
+
+    def restore(self, state: State) -> None:
+        """Put back what :meth:`captured` returned, or a snapshot of a flight."""
+        restore(state, self.model, self.optimizers, self.scaler, self.scheduler)
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Put everything back afterwards: a replay leaves the objects that it was given as they were."""
-        before = captured(self.model, self.optimizers, self.scaler, self.scheduler)
+        before = self.captured()
         gradients = [parameter.grad for parameter in self.model.parameters()]
         groups = [[*one.param_groups] for one in self.optimizers]
         try:
@@ -92,7 +103,7 @@ class DeclaredLoop:
         finally:
             for one, own in zip(self.optimizers, groups, strict=True):
                 one.param_groups[:] = own
-            restore(before, self.model, self.optimizers, self.scaler, self.scheduler)
+            self.restore(before)
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
 
@@ -137,9 +148,8 @@ class UpdateReplay:
 
     def begin(self, start: int) -> None:
         """Put the snapshot before update ``start`` back."""
-        loop = self.loop
-        restore(self.flight.snapshots[start], loop.model, loop.optimizers, loop.scaler, loop.scheduler)
-        self.change.start(loop)
+        self.loop.restore(self.flight.snapshots[start])
+        self.change.start(self.loop)
         self._start = start
 
     def run(self, start: int, stop: int, look: bool = False) -> Iterator[Replayed]:
@@ -157,8 +167,7 @@ class UpdateReplay:
     def update(self, update: RecordedUpdate, look: bool = False) -> Replayed:
         """Do one update. ``look``: sketch what the recorder sketched in it."""
         loop, step = self.loop, update.step
-        parameters = parameters_of(loop.model)
-        tensors = list(parameters.values())
+        tensors = list(parameters_of(loop.model).values())
         full = update.full if look else None
         if step > self._start:
             self._facts(step)
@@ -178,7 +187,7 @@ class UpdateReplay:
                 loop.scaler.unscale_(optimizer)
         if full is not None:
             found.full["gradient"] = self._sketch([one.grad for one in tensors])
-        self._clip(tensors)
+        self._clip()
         self.change.gradients(step, loop)
         if full is not None:
             found.full["handed"] = self._sketch([one.grad for one in tensors])
@@ -212,7 +221,7 @@ class UpdateReplay:
             return nullcontext()
         return wrapper.no_sync()
 
-    def _clip(self, tensors: Sequence[Tensor]) -> None:
+    def _clip(self) -> None:
         clip = self.loop.clip
         if callable(clip):
             clip([*self.loop.model.parameters()])
