@@ -142,11 +142,10 @@ class Auditor:
     def _at_snapshot(self, start: int, snapshot: int, names: Sequence[str], state: State) -> list[AuditFinding]:
         """Return the finding about a snapshot that the replay does not reach: a few tensors were written between two
         updates; if almost all differ, the update before is not the declared one."""
-        total = len(self.flight.parameters)
-        if told := self._told_writes(snapshot - 1, snapshot):
-            return [written([name for _, name in told], snapshot, total, "the ledger, and the replay parts there")]
+        if told := self._told_write(snapshot - 1, snapshot):
+            return [told]
         if len(names) < MOSTLY * (len(state["tensors"]) + moments_of(state)):
-            return [written(names, snapshot, total, "the replay parts from the snapshot")]
+            return [written(names, snapshot, len(self.flight.parameters), "the replay parts from the snapshot")]
         if found := self._by_hypothesis(start, snapshot - 1, snapshot):
             return found
         said = f"update {snapshot - 1} is not the declared one: {len(names)} tensors differ after it"
@@ -189,11 +188,10 @@ class Auditor:
         return Sketches.of(full[what]).differing(one.full[what])
 
     def _state(self, at: Sequence[int], verified: int, step: int) -> AuditFinding:
+        if told := self._told_write(verified, step):
+            return told
         names = [self.flight.parameters[number] for number in at]
         total = len(self.flight.parameters)
-        told = self._told_writes(verified, step)
-        if told:
-            return written([name for _, name in told], told[0][0], total, "the ledger, and the replay parts there")
         if len(names) < total:
             return written(names, step, total, f"bits were equal up to update {verified}, and others were equal here")
         said = f"an update after {verified} and before {step} is not the declared one"
@@ -201,18 +199,21 @@ class Auditor:
             "unexplained", "the whole model", verified, said, "parameters before the step differ in all tensors"
         )
 
-    def _told_writes(self, verified: int, step: int) -> list[tuple[int, str]]:
+    def _told_write(self, verified: int, step: int) -> AuditFinding | None:
+        """Return the finding about tensors that the ledger saw written after update ``verified`` and up to ``step``;
+        None if it saw none."""
         facts = [fact for fact in self.flight.heard if fact["kind"] == "write" and verified < fact["step"] <= step]
-        return [(fact["step"], fact["name"]) for fact in facts]
+        if not facts:
+            return None
+        names, total = [fact["name"] for fact in facts], len(self.flight.parameters)
+        return written(names, facts[0]["step"], total, "the ledger, and the replay parts there")
 
     def _loss(self, update: RecordedUpdate, one: Replayed, verified: int) -> AuditFinding:
-        step, names = update.step, self._told_writes(verified, update.step)
-        if names:
-            total = len(self.flight.parameters)
-            return written([name for _, name in names], names[0][0], total, "the ledger, and the replay parts there")
+        step = update.step
+        if told := self._told_write(verified, step):
+            return told
         if update.full:
-            said = f"the loss of update {step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
-            return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")
+            return _other_loss(update, one)
         said = f"the loss of update {step} is {update.loss:.9g}, and the declared updates give {one.loss:.9g}"
         evidence = f"bits were equal up to update {verified}; record digests=1 to see which quantity parts"
         return AuditFinding("unexplained", "the whole model", step, said, evidence)
@@ -230,10 +231,7 @@ class Auditor:
                 said = f"the losses of update {step} are divided by {parts}, its number of micro-batches"
                 told = 'it was not declared: Recorder(accumulate="batches")'
                 return replace(finding, sentence=said, evidence=told, accused=False)
-        if finding.kind == "gradient" and lossless:
-            said = f"the loss of update {step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
-            return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")
-        return finding
+        return _other_loss(update, one) if finding.kind == "gradient" and lossless else finding
 
     def _related(
         self,
@@ -415,6 +413,11 @@ def differing_state(kept: State, state: State, parameters: Sequence[str]) -> lis
                     if there is None or not same_bits(value[0], there[0]):
                         names.append(f"{key} of {whose}")
     return names
+
+
+def _other_loss(update: RecordedUpdate, one: Replayed) -> AuditFinding:
+    said = f"the loss of update {update.step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
+    return AuditFinding("loss", "the loss", update.step, said, "parameters and outputs of modules are equal")
 
 
 def _gradient_finding(known: Relation, place: str, step: int, when: str, evidence: str) -> AuditFinding:

@@ -128,7 +128,7 @@ def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
             size = STEP * max(1.0, _norm(own.values()))
             unit = {name: vector / length for name, vector in vectors.items()}
             slope = sum(float((gradients[name] * unit[name]).sum()) for name in names)
-            one, two = (_difference(loop, batch, own, unit, step) for step in (size, 2 * size))
+            one, two = (_difference(loop, batch, own, unit, length) for length in (size, 2 * size))
             found.append(Derivative(group, direction, slope, one, two))
     return found
 
@@ -136,16 +136,8 @@ def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
 def _difference(
     loop: DeclaredLoop, batch: Any, own: Mapping[str, nn.Parameter], unit: Mapping[str, Tensor], size: float
 ) -> float:
-    kept = {name: one.detach().clone() for name, one in own.items()}
-    values = []
-    with torch.no_grad():
-        for sign in (1.0, -1.0):
-            for name, one in own.items():
-                one.copy_(kept[name] + sign * size * unit[name])
-            values.append(float(loss_of(loop, batch, loop.replica)))
-        for name, one in own.items():
-            one.copy_(kept[name])
-    return (values[0] - values[1]) / (2 * size)
+    ahead, behind = _losses_along(loop, batch, own, unit, (size, -size))
+    return (ahead - behind) / (2 * size)
 
 
 def _rounding(loop: DeclaredLoop, batch: Any, parameters: Mapping[str, nn.Parameter]) -> float:
@@ -153,16 +145,28 @@ def _rounding(loop: DeclaredLoop, batch: Any, parameters: Mapping[str, nn.Parame
     over a short way, next to 0; a loss that is rounded on its way to the result has steps."""
     size = STEP * max(1.0, _norm(parameters.values()))
     unit = {name: _signs(one) / math.sqrt(max(1, one.numel() * len(parameters))) for name, one in parameters.items()}
+    values = _losses_along(loop, batch, parameters, unit, [number * size for number in range(POINTS)])
+    return float(np.abs(np.diff(values, 3)).max())
+
+
+def _losses_along(
+    loop: DeclaredLoop,
+    batch: Any,
+    parameters: Mapping[str, nn.Parameter],
+    direction: Mapping[str, Tensor],
+    lengths: Sequence[float],
+) -> list[float]:
+    """Return the loss where the parameters are moved along a direction, by each of the lengths; then put them back."""
     kept = {name: one.detach().clone() for name, one in parameters.items()}
     values = []
     with torch.no_grad():
-        for number in range(POINTS):
+        for length in lengths:
             for name, one in parameters.items():
-                one.copy_(kept[name] + number * size * unit[name])
+                one.copy_(kept[name] + length * direction[name])
             values.append(float(loss_of(loop, batch, loop.replica)))
         for name, one in parameters.items():
             one.copy_(kept[name])
-    return float(np.abs(np.diff(values, 3)).max())
+    return values
 
 
 def _norm(tensors: Any) -> float:
