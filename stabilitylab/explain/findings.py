@@ -65,6 +65,11 @@ class AuditFinding:
     def remedy(self) -> str:
         return REMEDIES[self.kind]
 
+    @property
+    def last(self) -> int:
+        """The last update of a series; that of a single one is ``step``."""
+        return self.until or self.step
+
     def with_evidence(self, more: str) -> AuditFinding:
         """Return the finding with more evidence behind its own."""
         return replace(self, evidence=f"{self.evidence}; {more}".lstrip("; "))

@@ -84,11 +84,12 @@ class Bench:
     def score_after(self, change: ReplayChange | None = None, stop: int | None = None) -> float:
         """Replay the window with one change; return the score at its end. A run that is not finite ends early."""
         replay, window = UpdateReplay(self.flight, self.loop, change), self.window
-        for one in replay.run(window.start, window.stop if stop is None else stop):
-            if not math.isfinite(one.loss):
-                self.updates += replay.updates
-                return math.inf
-        self.updates += replay.updates
+        try:
+            for one in replay.run(window.start, window.stop if stop is None else stop):
+                if not math.isfinite(one.loss):
+                    return math.inf
+        finally:
+            self.updates += replay.updates
         return self.score()
 
     def score(self) -> float:

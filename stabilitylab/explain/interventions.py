@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from .derivatives import groups_of
 from .findings import AuditFinding
 from .flight import Flight
 from .harm import Bench, Healthy, Progress, Window, unheard
-from .judge import roller
+from .judge import roller, updates_in_words
 from .replay import DeclaredLoop, ReplayChange, Settings
 from .states import restore_moments
 
@@ -82,15 +81,18 @@ class InterventionRecord:
 
     @property
     def causes(self) -> list[Trial]:
-        return [one for one in self.trials if one.healed and one.intervention.role == "cause"]
+        return self._healed("cause")
 
     @property
     def remedies(self) -> list[Trial]:
-        return [one for one in self.trials if one.healed and one.intervention.role == "remedy"]
+        return self._healed("remedy")
 
     @property
     def places(self) -> list[Trial]:
-        return [one for one in self.trials if one.healed and one.intervention.role == "place"]
+        return self._healed("place")
+
+    def _healed(self, role: Role) -> list[Trial]:
+        return [one for one in self.trials if one.healed and one.intervention.role == role]
 
     def as_dict(self) -> dict[str, Any]:
         window = self.window
@@ -152,7 +154,8 @@ def controls(flight: Flight, window: Window) -> Iterator[tuple[str, ReplayChange
     yield "other noise of 1e-4 in the weights", noise(BENIGN + 1)
     first, second = _swapped(flight, window)
     yield f"batches of updates {first} and {second} swapped", swap(flight, first, second)
-    yield "attention by torch's math kernel, noise of 1e-5", combined(noise(BENIGN + 2, NOISE / 10), _math())
+    math_kernel = ReplayChange(around=lambda: attention(["math"]))
+    yield "attention by torch's math kernel, noise of 1e-5", combined(noise(BENIGN + 2, NOISE / 10), math_kernel)
 
 
 def interventions(flight: Flight, window: Window, findings: Sequence[AuditFinding]) -> Iterator[Intervention]:
@@ -166,12 +169,8 @@ def interventions(flight: Flight, window: Window, findings: Sequence[AuditFindin
             yielded.add((one.name, one.step))
             yield one
     trouble, onset = window.trouble, window.onset
-    bad = {
-        step
-        for f in findings
-        if f.kind in ("bad batch", "labels", "mask")
-        for step in range(f.step, (f.until or f.step) + 1)
-    }
+    of_data = [one for one in findings if one.kind in ("bad batch", "labels", "mask")]
+    bad = {step for one in of_data for step in range(one.step, one.last + 1)}
     for step in (trouble, trouble - 1):
         if step not in bad and step > window.start:
             yield _batch_replaced(flight, step, step, None)
@@ -331,7 +330,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
             ReplayChange(facts=lambda fact: not (fact["step"] == step and fact["name"] in names)), step, finding,
         )  # fmt: skip
     if finding.kind == "labels" and finding.factor:
-        last, by = finding.until or step, -int(finding.factor)
+        last, by = finding.last, -int(finding.factor)
         where = f"updates {step} to {last}"
         change = _rolled(flight, step, last, by)
         return Intervention(
@@ -344,7 +343,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
             finding,
         )
     if finding.kind in ("bad batch", "mask"):
-        return _batch_replaced(flight, step, finding.until or step, finding)
+        return _batch_replaced(flight, step, finding.last, finding)
     return None
 
 
@@ -357,7 +356,7 @@ def _batch_replaced(flight: Flight, first: int, last: int, finding: AuditFinding
         if own is not None and earlier is not None:  # an update that came without w.batch() is not there
             theirs = earlier.batches
             places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own.batches)}
-    where = f"update {first}" if first == last else f"updates {first} to {last}"
+    where = updates_in_words(first, last)
     return Intervention(
         f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones",
         f"the data of {where}",
@@ -419,13 +418,6 @@ def _moments(flight: Flight, start: int, onset: int) -> Callable[[int, DeclaredL
                 restore_moments(kept, one)
 
     return act
-
-
-def _math() -> ReplayChange:
-    def around() -> AbstractContextManager[Any]:
-        return attention(["math"])
-
-    return ReplayChange(around=around)
 
 
 def _swapped(flight: Flight, window: Window) -> tuple[int, int]:

@@ -83,9 +83,7 @@ class Judge:
         except StabilityLabError as error:
             return [], [f"the data were not judged: {str(error).rstrip('.')}"]
         found = [*_shifted(scores), *_bad(scores), *_masked(scores)]
-        shifted = {
-            step for one in found if one.kind == "labels" for step in range(one.step, (one.until or one.step) + 1)
-        }
+        shifted = {step for one in found if one.kind == "labels" for step in range(one.step, one.last + 1)}
         own = [one for one in found if one.kind != "bad batch" or one.step not in shifted]
         unjudged = [] if 1 in scores.rolled else ["shifts of labels were not judged: declare labels="]
         return own, unjudged
@@ -118,7 +116,7 @@ def _shifted(scores: Scores) -> list[AuditFinding]:
         for first, last in _runs(better):
             steps = scores.steps[first], scores.steps[last]
             gain = float(1 - np.mean(np.array(scores.rolled[roll])[first : last + 1] / plain[first : last + 1]))
-            where = _updates(*steps)
+            where = updates_in_words(*steps)
             said = f"the labels of {where} are shifted by {-roll:+d} against those of the other batches"
             evidence = f"rolled back, their score under the weights of an earlier snapshot is {gain:.0%} lower"
             found.append(
@@ -129,11 +127,11 @@ def _shifted(scores: Scores) -> list[AuditFinding]:
 
 def _bad(scores: Scores) -> list[AuditFinding]:
     plain = np.array([one if math.isfinite(one) else math.inf for one in scores.rolled[0]])
-    limit = _limit(plain[np.isfinite(plain)], SPREADS, SHARE)
+    limit = _limit(plain[np.isfinite(plain)])
     found = []
     for first, last in _runs(plain > limit):
         steps = scores.steps[first], scores.steps[last]
-        where = _updates(*steps)
+        where = updates_in_words(*steps)
         worst, usual = float(plain[first : last + 1].max()), float(np.median(plain))
         said = f"the data of {where} do not fit those of the other batches"
         evidence = (
@@ -149,21 +147,28 @@ def _masked(scores: Scores) -> list[AuditFinding]:
         values = np.array(shares)
         if len(values) != len(scores.numbers) or not len(values):
             continue
-        middle = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - middle)))
+        middle, spread = _middle_and_spread(values)
         away = np.abs(values - middle) > max(MASKED[0] * spread, MASKED[1])
         for first, last in _runs(away):
             steps = scores.steps[first], scores.steps[last]
-            where = _updates(*steps)
+            where = updates_in_words(*steps)
             said = f"{name} is true for {values[first]:.0%} of the entries in {where}, and usually for {middle:.0%}"
             found.append(AuditFinding("mask", name, steps[0], said, "shares of all recorded batches", until=steps[1]))
     return found
 
 
-def _limit(values: np.ndarray, spreads: float, share: float) -> float:
-    middle = float(np.median(values)) if len(values) else math.inf
-    spread = 1.4826 * float(np.median(np.abs(values - middle))) if len(values) else 0.0
-    return middle + max(spreads * spread, share * abs(middle))
+def _limit(values: np.ndarray) -> float:
+    """Return the score from which on a batch is a bad one."""
+    if not len(values):
+        return math.inf
+    middle, spread = _middle_and_spread(values)
+    return middle + max(SPREADS * spread, SHARE * abs(middle))
+
+
+def _middle_and_spread(values: np.ndarray) -> tuple[float, float]:
+    """Return the median and the robust standard deviation."""
+    middle = float(np.median(values))
+    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
 
 
 def _runs(flags: np.ndarray) -> list[tuple[int, int]]:
@@ -183,7 +188,7 @@ def _is_run(flags: np.ndarray) -> bool:
     return len(runs) == 1 and runs[0][0] >= FEWEST // 2
 
 
-def _updates(first: int, last: int) -> str:
+def updates_in_words(first: int, last: int) -> str:
     return f"update {first}" if first == last else f"updates {first} to {last}"
 
 

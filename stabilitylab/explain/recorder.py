@@ -105,10 +105,9 @@ class Recorder:
 
     def described(self) -> dict[str, Any]:
         """Return the declarations, in types that a file can hold."""
-        clip = "a function" if callable(self.clip) else self.clip
         return {
-            "clip": None if clip is None or clip == "a function" else float(clip),
-            "clip_function": clip == "a function",
+            "clip": None if self.clip is None or callable(self.clip) else float(self.clip),
+            "clip_function": callable(self.clip),
             "scaler": self.scaler is not None,
             "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
             "accumulate": self.accumulate,
@@ -184,7 +183,7 @@ class UpdateRecorder(Instrument):
         self._pending: dict[str, Any] = {}
         self._waiting: list[RecordedUpdate] = []
         self._until: int | None = None  # the row at which the black box is complete
-        self._troubles = 0
+        self._had_trouble = False
         self._place: Path | None = None
         self._run_id = ""
         self._why_not = self._gap = ""
@@ -311,7 +310,7 @@ class UpdateRecorder(Instrument):
             return
         if self._until is not None:
             self._complete()
-        elif not self._troubles:
+        elif not self._had_trouble:
             self._write()
 
     def state_dict(self) -> dict[str, Any]:
@@ -389,11 +388,11 @@ class UpdateRecorder(Instrument):
             why = f"the loss is {loss:.4g}, and was {level.median:.4g}"
         else:
             return
-        if any(at < step and at in flight.snapshots for at in flight.snapshots):
+        if any(at < step for at in flight.snapshots):
             self._happened = True
             flight.trouble = {"step": step, "why": why, "level": None if level is None else level.median}
             self._until = step + self._given.after
-            self._troubles += 1
+            self._had_trouble = True
             self._write()
 
     def _complete(self) -> None:
