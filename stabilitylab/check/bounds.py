@@ -10,13 +10,13 @@ results/check/README.md says how the limits of the checks of the whole model wer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..kernels import suspected
 from ..probes.incidents.report import Incident
-from .result import Breach, Check, OneLayer
+from .result import Breach, Check, OneLayer, failures_first
 
 Numbers = Mapping[str, Any]
 FP16_MAX = 65504.0
@@ -181,19 +181,19 @@ def judge(
     numbers: Numbers,
     incident: Incident | None,
     precision: str,
-    computed: Mapping[str, Any] | None = None,
+    computed: Mapping[str, Any],
 ) -> list[Breach]:
     """Return all findings beyond a bound, failures first, each kind at the first layer where it occurs. ``computed``:
     the numeric modes (:func:`stabilitylab.probes.numerics.numerics`)."""
-    checks: tuple[Callable[[], Iterator[Breach]], ...] = (
-        lambda: _not_finite(incident, computed),
-        lambda: _no_gradient(layers),
-        lambda: _along_stacks(layers),
-        lambda: _single(layers, precision),
-        lambda: _update(layers, numbers),
+    return failures_first(
+        [
+            *_not_finite(incident, computed),
+            *_no_gradient(layers),
+            *_along_stacks(layers),
+            *_single(layers, precision),
+            *_update(layers, numbers),
+        ]
     )
-    found = [finding for check in checks for finding in check()]
-    return sorted(found, key=lambda finding: finding.severity != "fail")
 
 
 def _finding(name: str, severity: str, layer: OneLayer | None, value: float, text: str) -> Breach:
@@ -213,7 +213,7 @@ def _worse(name: str, value: float, below: bool = False) -> Literal["fail", "war
     return None
 
 
-def _not_finite(incident: Incident | None, computed: Mapping[str, Any] | None) -> Iterator[Breach]:
+def _not_finite(incident: Incident | None, computed: Mapping[str, Any]) -> Iterator[Breach]:
     if incident is not None:
         layer = OneLayer(incident.stack, incident.layer, incident.name, {})
         first = incident.step == 0 and incident.phase != "backward"  # no backward pass came before it

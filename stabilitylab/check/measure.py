@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
 from .questions import Questions
-from .result import OneLayer, Preflight
+from .result import OneLayer, Preflight, failures_first
 from .wiring import used_modules, without_gradient
 
 # Left out: rank is the most expensive; some add nothing yet; curvature needs a second batch; few models have experts.
@@ -120,12 +119,13 @@ def preflight(
         asked.during(still, used, [site.name for site in watcher.sites.layers])
         asked.after(rate, why_not)
     layers = _layers(watcher, sink, shares)
-    computed = numerics(watcher.parameters.device)
-    found = _result(layers, sink, watcher, _precision(twin), own is not None, computed, asked.nats)
-    breaches = [breach for check in asked.checks if (breach := check.breach) is not None]
-    numbers = {**found.numbers, "rate": rate if own is not None else None, "no_update": why_not}
-    findings = sorted([*found.findings, *breaches], key=lambda one: one.severity != "fail")
-    return replace(found, numbers=numbers, findings=findings, checks=asked.checks)
+    has_update, precision = own is not None, _precision(twin)
+    numbers = _numbers(sink) | {"updated": has_update, "nats": asked.nats}
+    numbers |= {"rate": rate if has_update else None, "no_update": why_not}
+    found = judge(layers, numbers, watcher.incident, precision, numerics(watcher.parameters.device))
+    found += [breach for check in asked.checks if (breach := check.breach) is not None]
+    unmeasured = _unmeasured(watcher, has_update)
+    return Preflight(layers, numbers, failures_first(found), precision, unmeasured, asked.checks)
 
 
 def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[float, str]:
@@ -300,28 +300,22 @@ def _precision(model: nn.Module) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _result(
-    layers: list[OneLayer],
-    sink: _Rows,
-    watcher: Watcher,
-    precision: str,
-    updated: bool,
-    computed: Mapping[str, Any],
-    nats: float,
-) -> Preflight:
+def _numbers(sink: _Rows) -> dict[str, Any]:
+    """Return the losses of the two rows, and by how much of its size the update moved the output of each stack."""
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
     sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}
     moved = {stack: value / sizes[stack] for stack, value in moved.items() if sizes.get(stack)}
     before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
-    numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
-    numbers |= {"updated": updated, "nats": nats}
-    needs_optimizer = set() if updated else {"update_ratio"}
+    return {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
+
+
+def _unmeasured(watcher: Watcher, has_update: bool) -> dict[str, str]:
+    """Map probes that have no number, or none at some places, to the reason; without an update, but for those of
+    updates."""
+    needs_optimizer = set() if has_update else {"update_ratio"}
     dropped = {name: why for name, why in watcher.dropped if name not in needs_optimizer}
-    unmeasured = dropped | {
+    return dropped | {
         name: (f"{dropped[name]}; " if name in dropped else "") + f"no number at {', '.join(places)}"
         for name, places in watcher.unseen.items()
     }
-    return Preflight(
-        layers, numbers, judge(layers, numbers, watcher.incident, precision, computed), precision, unmeasured
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +61,9 @@ class Breach:
     def place(self) -> str:
         return OneLayer(self.stack, self.layer, self.site, {}).name
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "place": self.place}
+
     def __str__(self) -> str:
         todo = f" To do: {self.remedy.rstrip('.')}." if self.remedy else ""
         why = f"limit {self.limit:g}; {self.reason}"
@@ -98,6 +101,16 @@ class Check:
         return Breach(
             self.name, severity, "", 0, self.site, self.value, self.limit, self.measured, self.reason, self.remedy
         )
+
+
+def failures_first(findings: Iterable[Breach]) -> list[Breach]:
+    return sorted(findings, key=lambda one: one.severity != "fail")
+
+
+def in_lines(checks: Sequence[Check], findings: Sequence[Breach]) -> list[str]:
+    """Return a line for each check that passed, each finding, and each check that was not made, in this order."""
+    passed, left = ([str(check) for check in checks if check.state == state] for state in ("ok", "not checked"))
+    return [*passed, *map(str, findings), *left]
 
 
 @dataclass(frozen=True)
@@ -142,8 +155,8 @@ class Preflight:
     def as_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
-            "suspect": None if self.suspect is None else {**vars(self.suspect), "place": self.suspect.place},
-            "findings": [{**vars(finding), "place": finding.place} for finding in self.findings],
+            "suspect": self.suspect and self.suspect.as_dict(),
+            "findings": [finding.as_dict() for finding in self.findings],
             "numbers": dict(self.numbers),
             "precision": self.precision,
             "unmeasured": dict(self.unmeasured),
@@ -185,9 +198,7 @@ class Preflight:
         else:
             why = self.numbers.get("no_update") or "no optimizer was given"
             lines.append(f"updates: not checked, since {why}")
-        lines += [str(check) for check in self.checks if check.state == "ok"]
-        lines += [str(finding) for finding in self.findings]
-        lines += [str(check) for check in self.checks if check.state == "not checked"]
+        lines += in_lines(self.checks, self.findings)
         lines += [f"not measured: {name}, {why}" for name, why in self.unmeasured.items()]
         if self.suspect is None:
             left = self.unmeasured or any(check.state == "not checked" for check in self.checks)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..result import Breach, Check
+from ..result import Breach, Check, failures_first, in_lines
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class RankCheck:
     @property
     def findings(self) -> list[Breach]:
         """The broken bounds, failures first."""
-        found = [breach for check in self.checks if (breach := check.breach) is not None]
-        return sorted(found, key=lambda one: one.severity != "fail")
+        return failures_first(breach for check in self.checks if (breach := check.breach) is not None)
 
     @property
     def ok(self) -> bool:
@@ -44,17 +43,13 @@ class RankCheck:
             "ranks": self.ranks,
             "data_ranks": self.data_ranks,
             "tensor_ranks": self.tensor_ranks,
-            "suspect": None if self.suspect is None else {**vars(self.suspect), "place": self.suspect.place},
-            "findings": [{**vars(finding), "place": finding.place} for finding in self.findings],
+            "suspect": self.suspect and self.suspect.as_dict(),
+            "findings": [finding.as_dict() for finding in self.findings],
             "checks": [vars(check) for check in self.checks],
         }
 
     def __str__(self) -> str:
-        lines = [self._head()]
-        lines += [str(check) for check in self.checks if check.state == "ok"]
-        lines += [str(finding) for finding in self.findings]
-        lines += [str(check) for check in self.checks if check.state == "not checked"]
-        return "\n".join([*lines, self._verdict()])
+        return "\n".join([self._head(), *in_lines(self.checks, self.findings), self._verdict()])
 
     def _head(self) -> str:
         if self.ranks == 1:
