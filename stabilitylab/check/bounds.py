@@ -172,6 +172,11 @@ def weigh(name: str, value: float, measured: str, *, site: str = "", remedy: str
     return Check(name, bound.severity, measured, threshold, value, bound.limit, site, bound.reason, todo)
 
 
+def weigh_names(name: str, names: Sequence[str], measured: str, *, remedy: str = "") -> Check:
+    """Compare the number of ``names``, such as wrong parameters, with the bounds of a check; the first is its place."""
+    return weigh(name, float(len(names)), measured, site=names[0] if names else "", remedy=remedy)
+
+
 def not_checked(name: str, why: str) -> Check:
     return Check(name, "not checked", why)
 

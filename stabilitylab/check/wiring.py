@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import listed
 from ..probes.places.naming import lies_in, named, parameters_of
-from .bounds import not_checked, weigh
+from .bounds import not_checked, weigh, weigh_names
 from .result import Check
 
 DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of zeros", "shared memory"
@@ -76,7 +76,7 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
         measured = f"{len(names)} of {count}: {listed(names)}"
         if names or kind == DETACHED:
             got = f"the loss depends on {count - sum(still.values())} of {count} matrices"
-            yield weigh(kind, float(len(names)), measured if names else got, site=names[0] if names else "")
+            yield weigh_names(kind, names, measured if names else got)
 
 
 def shared_memory(model: nn.Module) -> Check:
@@ -137,4 +137,4 @@ def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check
     }
     missing = [name for name, parameter in own.items() if parameter not in held]
     measured = f"{len(missing)} of {len(own)}: {listed(missing)}" if missing else f"it holds all {len(own)}"
-    return weigh(LEFT_OUT, float(len(missing)), measured, site=missing[0] if missing else "")
+    return weigh_names(LEFT_OUT, missing, measured)

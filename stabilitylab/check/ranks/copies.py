@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import listed
 from ...probes.places.naming import named
 from ...probes.state import Digester
-from ..bounds import not_checked, weigh
+from ..bounds import not_checked, weigh_names
 from ..result import Check
-from .members import Members, Part, holders, parted, said
+from .members import Members, Part, differing, holders, names_of, said
 from .passes import own_values
 
 REPLICAS, BUFFERS, SHARDS = "replicas", "buffers", "copied shards"
@@ -24,16 +24,14 @@ LEAST = 8  # distinct numbers of a shard: one with fewer, such as zeros, may be 
 def replicas(members: Members) -> Iterator[Check]:
     """Check that ranks which hold the same part of a parameter hold the same bits, and that other parts differ."""
     each = members.gather(lambda: _parameters(members))
-    wrong, ranks = _differing(each)
-    count = len({name for one in each for name in one})
+    wrong, ranks = differing(each)
+    count = len(names_of(each))
     several = any(len(held) > 1 for _, held in holders(each))
     if not several:
         yield not_checked(REPLICAS, "no two ranks hold the same part of a parameter")
     else:
         measured = f"{count} parameters, equal where several ranks hold them"
-        if wrong:
-            measured = f"{listed(wrong)}: {said(ranks)} {_hold(ranks)} other values than the rest"
-        yield weigh(REPLICAS, float(len(wrong)), measured, site=wrong[0] if wrong else "")
+        yield weigh_names(REPLICAS, wrong, _other_values(wrong, ranks) if wrong else measured)
     yield _shards(each)
 
 
@@ -49,7 +47,7 @@ def _shards(each: Sequence[Mapping[str, Any]]) -> Check:
     """Check that no two parts of a parameter are copies of each other."""
     pairs: dict[str, list[int]] = {}
     cut = 0
-    for name in dict.fromkeys(name for own in each for name in own):
+    for name in names_of(each):
         held = [(rank, *own[name]) for rank, own in enumerate(each) if name in own]
         cut += len({part for _, part, _ in held}) > 1
         seen: dict[Any, tuple[int, Any]] = {}
@@ -60,10 +58,10 @@ def _shards(each: Sequence[Mapping[str, Any]]) -> Check:
     if not cut:
         return not_checked(SHARDS, "no parameter is split over ranks that are known to hold parts of it")
     if not pairs:
-        return weigh(SHARDS, 0.0, f"the parts of {cut} parameters differ from rank to rank")
+        return weigh_names(SHARDS, [], f"the parts of {cut} parameters differ from rank to rank")
     names, ranks = list(pairs), next(iter(pairs.values()))
     measured = f"{len(names)} of {cut}: {listed(names)}: the parts of {said(ranks)} are the same numbers"
-    return weigh(SHARDS, float(len(names)), measured, site=names[0])
+    return weigh_names(SHARDS, names, measured)
 
 
 def buffers(model: nn.Module, members: Members) -> Check:
@@ -88,19 +86,11 @@ def buffers(model: nn.Module, members: Members) -> Check:
         }
 
     each = members.gather(compared)
-    wrong, ranks = _differing(each)
+    wrong, ranks = differing(each)
     if not any(members.gathered(bool(found))):
         return not_checked(BUFFERS, "the model has no buffers")
     measured = f"{len(found)} buffers, equal on all data ranks" if own else "DistributedDataParallel broadcasts them"
-    if wrong:
-        measured = f"{listed(wrong)}: {said(ranks)} {_hold(ranks)} other values than the rest"
-    return weigh(BUFFERS, float(len(wrong)), measured, site=wrong[0] if wrong else "")
-
-
-def _differing(each: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[int]]:
-    """Return the names whose copies differ, and the ranks that differ from the most."""
-    apart = [(name, ranks) for name, held in holders(each) if (ranks := parted(held))]
-    return list(dict.fromkeys(name for name, _ in apart)), sorted({rank for _, ranks in apart for rank in ranks})
+    return weigh_names(BUFFERS, wrong, _other_values(wrong, ranks) if wrong else measured)
 
 
 def _is_drawn(value: Tensor) -> bool:
@@ -109,5 +99,5 @@ def _is_drawn(value: Tensor) -> bool:
     return len(torch.unique(sample)) >= LEAST
 
 
-def _hold(ranks: list[int]) -> str:
-    return "holds" if len(ranks) == 1 else "hold"
+def _other_values(names: Sequence[str], ranks: Sequence[int]) -> str:
+    return f"{listed(names)}: {said(ranks)} {'holds' if len(ranks) == 1 else 'hold'} other values than the rest"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ...errors import listed
-from ...probes.parameters.agreement import alike, summed
+from ...probes.parameters.agreement import summed
 from ...probes.places.naming import modules_of
-from ..bounds import not_checked, weigh
+from ..bounds import not_checked, weigh, weigh_names
 from ..result import Check
-from .members import Members, holders, parted, said
+from .members import Members, holders, names_of, parted, said, same_sums
 from .passes import RankPasses, own_values
 
 COPIES, SCALE = "gradient copies", "gradient scale"
@@ -35,24 +35,20 @@ OVER_DATA = (
 def copies(members: Members, gradients: Mapping[str, Tensor | None]) -> tuple[Check, frozenset[str]]:
     """Check that ranks which hold the same part of a parameter have the same gradient; return the names that differ
     too."""
-    own = gradients
-    each = members.gather(lambda: {name: (members.parts[name], summed(value)) for name, value in own.items()})
-    apart = [(name, held, ranks) for name, held in holders(each) if (ranks := parted(held, _same))]
+    each = members.gather(lambda: {name: (members.parts[name], summed(value)) for name, value in gradients.items()})
+    apart = [(name, held) for name, held in holders(each) if parted(held, same_sums)]
     if not any(len(held) > 1 for _, held in holders(each)):
         return not_checked(COPIES, "no two ranks hold the same part of a trainable parameter"), frozenset()
-    names = list(dict.fromkeys(name for name, _, _ in apart))
+    names = list(dict.fromkeys(name for name, _ in apart))
     if not names:
-        return weigh(COPIES, 0.0, f"{len(own)} gradients, equal where several ranks hold the parameter"), frozenset()
-    within = any(_parted_within(members, held) for _, held, _ in apart)
-    ranks = sorted({rank for _, held, _ in apart for rank, _ in held})
+        measured = f"{len(gradients)} gradients, equal where several ranks hold the parameter"
+        return weigh_names(COPIES, names, measured), frozenset()
+    within = any(_parted_within(members, held) for _, held in apart)
+    ranks = sorted({rank for _, held in apart for rank, _ in held})
     where = "tensor ranks" if within else "data ranks"
-    measured = f"{len(names)} of {len(own)}: {listed(names)} differ between {where} ({said(ranks)})"
+    measured = f"{len(names)} of {len(gradients)}: {listed(names)} differ between {where} ({said(ranks)})"
     remedy = OVER_TENSOR if within else OVER_DATA
-    return weigh(COPIES, float(len(names)), measured, site=names[0], remedy=remedy), frozenset(names)
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other or (one is not None and other is not None and alike(one, other))  # pyright: ignore
+    return weigh_names(COPIES, names, measured, remedy=remedy), frozenset(names)
 
 
 def _parted_within(members: Members, held: Sequence[tuple[int, object]]) -> bool:
@@ -60,7 +56,7 @@ def _parted_within(members: Members, held: Sequence[tuple[int, object]]) -> bool
     by_data: dict[int, list[tuple[int, object]]] = {}
     for rank, value in held:
         by_data.setdefault(members.data[rank], []).append((rank, value))
-    return any(parted(own, _same) for own in by_data.values())
+    return any(parted(own, same_sums) for own in by_data.values())
 
 
 def scale(
@@ -80,7 +76,7 @@ def scale(
     for own_kinds in members.gather(lambda: _kinds(passes, gradients)):
         kinds = {**own_kinds, **kinds}
     totals: dict[str, float] = {}
-    for name in dict.fromkeys(name for own in norms for name in own):
+    for name in names_of(norms):
         if name not in apart:
             kind = kinds[name]
             totals[kind] = totals.get(kind, 0.0) + sum(own.get(name, 0.0) for own in norms)

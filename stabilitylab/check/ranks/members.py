@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import InputError, StabilityLabError, UsageError, listed
+from ...probes.parameters.agreement import ROUNDING, GradientSums, alike
 from ...probes.parameters.ranks import gathered
 from ...probes.parameters.sharing import Share
 from ...probes.parameters.spreading import spread_out
@@ -77,7 +78,7 @@ class Members:
         try:
             own = action()
         except Exception as error:
-            problem = _message(error).partition(" ")[2]
+            problem = _first_line(error)
         told = self.gathered((own, problem))
         if failed := [(rank, text) for rank, (_, text) in enumerate(told) if text]:
             raise RankFailedError(f"rank {failed[0][0]} raised {failed[0][1]}")
@@ -99,21 +100,22 @@ class Members:
             result = action()
         except Exception as error:
             failed = error
-        told = self._exchanged("" if failed is None else _message(failed), failed is not None)
-        if failures := [(at, rank, kind, text) for rank, (at, kind, text) in told.items() if text]:
-            _, rank, kind, text = min(failures)
-            raised = UsageError if kind == "UsageError" else InputError
+        told = self._exchanged(failed)
+        if failures := [(at, rank, is_usage, text) for rank, (at, is_usage, text) in told.items() if text]:
+            _, rank, is_usage, text = min(failures)
+            raised = UsageError if is_usage else InputError
             raise raised(f"rank {rank}: {what} failed: {text}") from failed
         return result  # pyright: ignore[reportReturnType]
 
-    def _exchanged(self, own: str, failed: bool) -> dict[int, tuple[float, str, str]]:
-        """Return (time, kind of error, message) of each rank that has answered; "" is the message of a success."""
+    def _exchanged(self, failed: Exception | None) -> dict[int, tuple[float, bool, str]]:
+        """Return (time, True for a UsageError, message) of each rank that has answered; "" is the message of a success.
+        ``failed``: the error of this rank."""
         store = dist.distributed_c10d._get_default_store()
         self._count += 1
-        kind, _, text = own.partition(" ") if own else ("", "", "")
+        text = "" if failed is None else _first_line(failed)
         keys = [f"stabilitylab/{self._id}/{self._count}/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], json.dumps([time.time(), kind, text]))
-        until = time.monotonic() + (PATIENCE if failed else LONGEST)
+        store.set(keys[self.rank], json.dumps([time.time(), type(failed) is UsageError, text]))
+        until = time.monotonic() + (LONGEST if failed is None else PATIENCE)
         pause, told = 0.001, {}
         while len(told) < self.size:
             for rank, key in enumerate(keys):
@@ -122,7 +124,7 @@ class Members:
             if len(told) == self.size:
                 break
             if time.monotonic() > until:
-                if not failed:
+                if failed is None:
                     lost = [rank for rank in range(self.size) if rank not in told]
                     raise InputError(f"{said(lost)} did not answer for {LONGEST:.0f} s: look at their own output.")
                 break
@@ -131,13 +133,11 @@ class Members:
         return told
 
 
-def _message(error: Exception) -> str:
-    """Return the kind of an error and one sentence about it."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error; that of another than ours with its class."""
     lines = str(error).splitlines() or ["without a message"]
     text = lines[0][:400].rstrip()
-    if isinstance(error, StabilityLabError):
-        return f"{type(error).__name__} {text}"
-    return f"Error {type(error).__name__}: {text}"
+    return text if isinstance(error, StabilityLabError) else f"{type(error).__name__}: {text}"
 
 
 def said(ranks: Sequence[int]) -> str:
@@ -153,7 +153,7 @@ def said(ranks: Sequence[int]) -> str:
 def holders(each: Sequence[Mapping[str, tuple[Part, Any]]]) -> Iterator[tuple[str, list[tuple[int, Any]]]]:
     """Yield (name, [(rank, value), ...]) for each part of each parameter that several ranks hold. ``each``: of every
     rank, the part and a value by name. A name that a rank lacks has None there."""
-    for name in dict.fromkeys(name for own in each for name in own):
+    for name in names_of(each):
         by_part: dict[Any, list[tuple[int, Any]]] = {}
         for rank, own in enumerate(each):
             part, value = own.get(name, (None, None))
@@ -162,6 +162,25 @@ def holders(each: Sequence[Mapping[str, tuple[Part, Any]]]) -> Iterator[tuple[st
         for held in by_part.values():
             if len(held) + len(lacking) > 1:
                 yield name, sorted([*held, *lacking], key=lambda one: one[0])
+
+
+def names_of(each: Sequence[Iterable[str]]) -> list[str]:
+    """Return the names that some rank has, in the order of the ranks, each once."""
+    return list(dict.fromkeys(name for own in each for name in own))
+
+
+def differing(
+    each: Sequence[Mapping[str, tuple[Part, Any]]], same: Callable[[Any, Any], bool] | None = None
+) -> tuple[list[str], list[int]]:
+    """Return the names whose copies differ, and the ranks that differ from the most. The arguments are those of
+    :func:`holders` and :func:`parted`."""
+    apart = [(name, ranks) for name, held in holders(each) if (ranks := parted(held, same))]
+    return list(dict.fromkeys(name for name, _ in apart)), sorted({rank for _, ranks in apart for rank in ranks})
+
+
+def same_sums(one: GradientSums | None, other: GradientSums | None, rounding: float = ROUNDING) -> bool:
+    """True if two ranks have the same sums, up to rounding; None is the value of a rank that lacks the parameter."""
+    return one is other or (one is not None and other is not None and alike(one, other, rounding))
 
 
 def parted(held: Sequence[tuple[int, Any]], same: Callable[[Any, Any], bool] | None = None) -> list[int]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...errors import listed
-from ...probes.parameters.agreement import alike, summed
-from ..bounds import not_checked, weigh
+from ...probes.parameters.agreement import summed
+from ..bounds import not_checked, weigh_names
 from ..result import Check
-from .members import Members, holders, parted, said
+from .members import Members, differing, names_of, said, same_sums
 from .passes import own_values
 
 MISSES, DOUBLES, UPDATE = "optimizer misses", "optimizer doubles", "update"
@@ -36,23 +36,23 @@ def held(
     doubled = [name for name, own in members.parameters.items() if count[id(own)] > 1]
     each = members.gathered((missing, foreign, doubled))
     yield _missing(each, len(gradients))
-    names = list(dict.fromkeys(name for _, _, own in each for name in own))
+    names = names_of([own for _, _, own in each])
     measured = "no parameter stands in the optimizers twice"
     if names:
         ranks = said([rank for rank, (_, _, own) in enumerate(each) if own])
         measured = f"{len(names)} of {len(members.parameters)}: {listed(names)} on {ranks}"
-    yield weigh(DOUBLES, float(len(names)), measured, site=names[0] if names else "")
+    yield weigh_names(DOUBLES, names, measured)
 
 
 def _missing(each: Sequence[tuple[list[str], int, list[str]]], count: int) -> Check:
-    names = list(dict.fromkeys(name for own, _, _ in each for name in own))
+    names = names_of([own for own, _, _ in each])
     ranks = [rank for rank, (own, _, _) in enumerate(each) if own]
     if not names:
-        return weigh(MISSES, 0.0, f"they hold all {count} trainable parameters")
+        return weigh_names(MISSES, [], f"they hold all {count} trainable parameters")
     stale = max(foreign for _, foreign, _ in each)
     more = f"; it holds {stale} tensors that are no parameters of the model" if stale else ""
     measured = f"{len(names)} of {count}: {listed(names)} on {said(ranks)}{more}"
-    return weigh(MISSES, float(len(names)), measured, site=names[0])
+    return weigh_names(MISSES, names, measured)
 
 
 def updated(
@@ -63,23 +63,19 @@ def updated(
     """Check one update: copies move alike, and where one part of a parameter moves, no other part with a gradient
     stands still."""
     changes = {name: value - before[name] for name, value in own_values(members).items() if name in gradients}
-    own = changes
-    each = members.gather(lambda: {name: (members.parts[name], summed(change)) for name, change in own.items()})
-    apart = [(name, ranks) for name, known in holders(each) if (ranks := parted(known, _same))]
+    each = members.gather(lambda: {name: (members.parts[name], summed(change)) for name, change in changes.items()})
+    apart, ranks = differing(each, lambda one, other: same_sums(one, other, ROUNDING))
     if apart:
-        names = list(dict.fromkeys(name for name, _ in apart))
-        ranks = sorted({rank for _, own_ranks in apart for rank in own_ranks})
-        measured = f"{len(names)} of {len(own)}: {listed(names)} move otherwise on {said(ranks)}"
-        return weigh(UPDATE, float(len(names)), measured, site=names[0])
+        measured = f"{len(apart)} of {len(changes)}: {listed(apart)} move otherwise on {said(ranks)}"
+        return weigh_names(UPDATE, apart, measured)
     states = {name: _moves(changes[name], gradients[name]) for name in changes}
     found = members.gathered(states)
-    known = dict.fromkeys(name for own_states in found for name in own_states)
-    names = [name for name in known if {own_states.get(name) for own_states in found} >= {True, False}]
-    measured = f"{len(own)} parameters move alike on ranks that hold the same part"
+    names = [name for name in names_of(found) if {own_states.get(name) for own_states in found} >= {True, False}]
+    measured = f"{len(changes)} parameters move alike on ranks that hold the same part"
     if names:
         ranks = [rank for rank, told in enumerate(found) if told.get(names[0]) is False]
-        measured = f"{len(names)} of {len(own)}: {listed(names)} stand still on {said(ranks)} and move elsewhere"
-    return weigh(UPDATE, float(len(names)), measured, site=names[0] if names else "")
+        measured = f"{len(names)} of {len(changes)}: {listed(names)} stand still on {said(ranks)} and move elsewhere"
+    return weigh_names(UPDATE, names, measured)
 
 
 def _moves(change: Tensor, gradient: Tensor | None) -> bool | None:
@@ -88,7 +84,3 @@ def _moves(change: Tensor, gradient: Tensor | None) -> bool | None:
     if gradient is None or change.dtype not in (torch.float32, torch.float64) or not bool(gradient.any()):
         return None
     return bool(change.any())
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other or (one is not None and other is not None and alike(one, other, ROUNDING))  # pyright: ignore
