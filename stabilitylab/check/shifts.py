@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,15 +176,17 @@ def label_shift(seen: Seen, own: Lined | str, causal: bool | None) -> Check:
     """
     if isinstance(own, str):
         return not_checked(NAME, own)
-    told = ", ".join(f"{loss:.4g} at {shift:+d}" for shift, (loss, _) in own.losses().items())
+    by_shift = own.losses()
+    told = ", ".join(f"{loss:.4g} at {shift:+d}" for shift, (loss, _) in by_shift.items())
     shares = [offsets(own, index) for index, _ in seen.tokens]
     matched = [{offset for offset, share in each.items() if share >= ALIKE} for each in shares]
     known = {offset for each in matched for offset in each}
     losses = f"losses by shift of the labels: {told}"
     if known == {1}:
-        return _by_loss(seen, own, f"the labels are the next tokens of the input; {losses}", offset=1)
+        return _by_loss(own, by_shift, shares, f"the labels are the next tokens of the input; {losses}", offset=1)
     if len(known) > 1 and 1 in known and any(each == {1} for each in matched):
-        return _by_loss(seen, own, f"the labels are the next tokens of the decoder's input; {losses}", offset=1)
+        text = f"the labels are the next tokens of the decoder's input; {losses}"
+        return _by_loss(own, by_shift, shares, text, offset=1)
     if len(known) > 1:
         return not_checked(NAME, f"the tokens repeat, so that the labels are those at several places; {losses}")
     if known == {0} and not causal:
@@ -196,19 +198,22 @@ def label_shift(seen: Seen, own: Lined | str, causal: bool | None) -> Check:
         off = offset - 1
         text = f"the labels are {PLACES[offset]}, not the next ones; {losses}"
         return weigh(NAME, abs(off), text, remedy=_remedy(offset))
-    return _by_loss(seen, own, f"the labels are no tokens of the input; {losses}", offset=None)
+    return _by_loss(own, by_shift, shares, f"the labels are no tokens of the input; {losses}", offset=None)
 
 
-def _by_loss(seen: Seen, own: Lined, text: str, offset: int | None) -> Check:
-    call = seen.main
-    assert call is not None
-    uniform = math.log(call.classes)
-    losses = own.losses()
+def _by_loss(
+    own: Lined,
+    losses: Mapping[int, tuple[float, float]],
+    shares: Sequence[Mapping[int, float]],
+    text: str,
+    offset: int | None,
+) -> Check:
+    """Judge by the ``losses`` of shifts. ``shares``: those of the labels at each offset, by input; ``offset``: the one
+    at which the labels are tokens of an input, None for labels that are none."""
+    uniform = math.log(own.call.classes)
     here = losses[0][0]
-    shares = [offsets(own, index) for index, _ in seen.tokens]
-    copied = {
-        -at for each in shares for at, share in each.items() if share > FEW
-    }  # shifts that name the input's tokens
+    # shifts that name the input's tokens
+    copied = {-at for each in shares for at, share in each.items() if share > FEW}
     others = {s: loss for s, loss in losses.items() if s and s not in copied and (offset is None or s + offset)}
     for shift, (loss, error) in others.items():
         lower = here - loss
