@@ -117,9 +117,8 @@ def future(
     if not predicts_next and causal is None:
         why = "the labels are not the next tokens of the input: say causal=True if outputs must not see later inputs"
         return not_checked(FUTURE, why), found
-    measured = f"{least:.2g} of the gradient of an output is of inputs after it"
-    measured = measured if least else "no output depends on a later input"
-    return weigh(FUTURE, least, measured), found
+    share = f"{least:.2g} of the gradient of an output is of inputs after it"
+    return weigh(FUTURE, least, share if least else "no output depends on a later input"), found
 
 
 def _ahead(output: Tensor, leaf: Tensor, time_out: int, time_in: int) -> float | None:

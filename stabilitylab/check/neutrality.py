@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
@@ -141,18 +140,19 @@ def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: A
     said = [f"{name.partition(' ')[2]}, which differs between unwatched runs" for name in sorted(left_out)]
     if not first.optimizers:
         said.append("the optimizer's state, since no torch.optim.Optimizer stepped")
-    result = functools.partial(
-        Neutrality,
-        updates=updates,
+    difference = _difference(first, watched, left_out)
+    where, update, tensor = difference or ("", None, "")
+    return Neutrality(
+        "not neutral" if difference else "neutral",
+        updates,
+        where,
+        update,
+        tensor,
         compared=kinds(first.prints[0]),
         ended=watched.ended,
         warned=watched.warned,
         left_out=tuple(said),
     )
-    if difference := _difference(first, watched, left_out):
-        where, update, tensor = difference
-        return result("not neutral", where=where, update=update, tensor=tensor)
-    return result("neutral")
 
 
 def _unwatched(make: Make, updates: int, seed: int) -> _Course:

@@ -156,7 +156,7 @@ class _Asked:
 
         self._answers.ask((gradients.COPIES,), compared)
         self._answers.ask((optimizing.MISSES, optimizing.DOUBLES), lambda: optimizing.held(members, optimizers, own))
-        plain = self._update(passes, kept, optimizers, own, apart)
+        plain = self._update(passes, optimizers, own, apart)
         self._evaluation(passes, kept, optimizers, evaluate, plain)
         kept.undo()
         self._answers.ask((gradients.SCALE,), lambda: [gradients.scale(members, passes, own, apart, loss)])
@@ -164,7 +164,6 @@ class _Asked:
     def _update(
         self,
         passes: RankPasses,
-        kept: KeptTraining,
         optimizers: Sequence[torch.optim.Optimizer],
         own: Mapping[str, torch.Tensor | None],
         apart: frozenset[str],
@@ -204,7 +203,7 @@ class _Asked:
         kept.undo()
         passes.gradients()
         self._members.together("evaluate(model)", lambda: evaluate(passes.model))
-        left = evaluating.gathered_now(self._members, passes)
+        left = evaluating.gathered_now(self._members, passes.model)
         self._stepped(optimizers)
         after = passes.loss()
         self._answers.ask((evaluating.EVALUATION,), lambda: [evaluating.evaluated(self._members, plain, after, left)])

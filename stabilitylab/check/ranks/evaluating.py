@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from ...errors import listed
 from ...probes.places.naming import parameters_of
 from ..bounds import not_checked, weigh
 from ..result import Check
-from .members import Members
-from .passes import RankPasses
+from .members import Members, names_of
 
 EVALUATION = "evaluation"
 ROUNDING = 1e-4  # relative difference of losses that a GPU's order of additions may make, where all is sharded
 NOT_GIVEN = "no evaluate= was given, the evaluation of your loop"
 
 
-def gathered_now(members: Members, passes: RankPasses) -> list[str]:
+def gathered_now(members: Members, model: nn.Module) -> list[str]:
     """Return the names of parameters that are sharded and of which the model now holds the gathered whole."""
-    now = parameters_of(passes.model)
+    now = parameters_of(model)
     return [
         name
         for name, own in members.parameters.items()
@@ -27,11 +28,11 @@ def gathered_now(members: Members, passes: RankPasses) -> list[str]:
 def evaluated(members: Members, without: float, with_evaluation: float, left: list[str]) -> Check:
     """Check the losses after an update, without and with an evaluation before the optimizer's step. ``left``: the
     parameters that it left gathered."""
-    plain, after, gathered = members.mean([without])[0], members.mean([with_evaluation])[0], members.gathered(left)
+    plain, after = members.mean([without, with_evaluation])
+    names = names_of(members.gathered(left))
     if plain != plain or after != after:
         return not_checked(EVALUATION, "the loss after an update is not finite")
     apart = abs(plain - after) / max(abs(plain), 1e-12)
-    names = list(dict.fromkeys(name for own in gathered for name in own))
     if not names and apart <= ROUNDING:
         apart = 0.0
     measured = f"the loss after an update is {plain:.6g} with and without it"
