@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError, bounded, listed
-from ..schema import Table
 from ..store import Run
 from ..store.layout import METRICS
 from .cadence import Ranges, in_words, ranges
@@ -79,8 +78,8 @@ def refuse_other_tables(runs: Mapping[str, Run]) -> dict[str, RecordedTable]:
     first, *others = tables
     for other in others:
         one, two = tables[first], tables[other]
-        more = [f"{name} has no {listed(sorted(lacks))}" for name, lacks in _lacking(first, one, other, two) if lacks]
-        if more:
+        lacking = {first: two.keys() - one.keys(), other: one.keys() - two.keys()}
+        if more := [f"{name} has no {listed(sorted(lacks))}" for name, lacks in lacking.items() if lacks]:
             raise UsageError(
                 f"{first} and {other} recorded different tables ({'; '.join(more)}): record all runs with the same "
                 "probes."
@@ -103,9 +102,3 @@ def refuse_other_tables(runs: Mapping[str, Run]) -> dict[str, RecordedTable]:
     return {
         name: RecordedTable(places=len(table.rows), steps=steps[first][name]) for name, table in tables[first].items()
     }
-
-
-def _lacking(
-    first: str, one: Mapping[str, Table], other: str, two: Mapping[str, Table]
-) -> tuple[tuple[str, set[str]], ...]:
-    return (first, {*two} - {*one}), (other, {*one} - {*two})

@@ -22,13 +22,13 @@ REST = 20  # the pause after a reading, in units of its duration
 Stored = tuple[int, dict[str, float | None], dict[str, Cells]]
 
 
-def rows(run: Run, after: int = -1) -> Iterator[Stored]:
-    """Yield step, metrics and tables of each recorded step beyond ``after``, as its writer got them; only tables that
-    the alarm reads."""
-    yield from of_snapshots(lambda now: [*_rows(now, after)], run)
+def rows(run: Run) -> Iterator[Stored]:
+    """Yield step, metrics and tables of each recorded step, as its writer got them; only tables that the alarm
+    reads."""
+    yield from of_snapshots(lambda now: [*_rows(now)], run)
 
 
-def _rows(run: Run, after: int) -> Iterator[Stored]:
+def _rows(run: Run, after: int = -1) -> Iterator[Stored]:
     metrics = run.arrow(METRICS)
     data = {name: metrics[name].to_pylist() for name in metrics.column_names}
     read = tables_read()

@@ -28,7 +28,7 @@ class AlarmSink:
         self.alarm = alarm
         self.incident = sink.incident
         self.path, self.run_id, self.record = sink.path, sink.run_id, record
-        self._sink, self._record, self._tell = sink, record, tell
+        self._sink, self._tell = sink, tell
         self._told: list[dict[str, Any]] = []
         self._working = True
 
@@ -61,7 +61,7 @@ class AlarmSink:
     def _hear(self, alerts: Sequence[Alert]) -> None:
         if alerts:
             self._told = [*self._told, *(alert.as_dict() for alert in alerts)][:KEPT]
-            self._record(alarms=self._told)
+            self.record(alarms=self._told)
             for alert in alerts:
                 if self._tell is not None:
                     self._tell(alert)
