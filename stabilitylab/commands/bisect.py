@@ -144,7 +144,8 @@ def show(console: Console, found: Bisection, every: bool) -> None:
         Field("", need=8),
     ]
     console.print()
-    print_table(console, columns, [_row(found, place, phase, has_others) for place, phase in shown])
+    names = [[phase, place.name, *([place.other] if has_others else [])] for place, phase in shown]
+    print_table(console, columns, [[*own, *_cells(found, place)] for own, (place, _) in zip(names, shown, strict=True)])
 
 
 def _chosen(found: Bisection, places: Sequence[PlaceGap], every: bool) -> Sequence[PlaceGap]:
@@ -159,7 +160,8 @@ def _chosen(found: Bisection, places: Sequence[PlaceGap], every: bool) -> Sequen
     return [place for place in largest if place.error]
 
 
-def _row(found: Bisection, place: PlaceGap, phase: str, has_others: bool) -> list[str]:
+def _cells(found: Bisection, place: PlaceGap) -> list[str]:
+    """Return the cells of a place behind its names."""
     numbers = [place.error, place.inherited, place.added, place.control]
     shown = [f"{number:.2g}" for number in numbers]
     factor = f"{place.factor:.3g}" if place.judged else ""
@@ -168,4 +170,4 @@ def _row(found: Bisection, place: PlaceGap, phase: str, has_others: bool) -> lis
         over = "first"
     elif not place.judged:
         over = "no signal"
-    return [phase, place.name, *([place.other] if has_others else []), *shown, factor, over]
+    return [*shown, factor, over]
