@@ -73,12 +73,9 @@ def explain(events: Sequence[Event]) -> Cause:
         kinds.setdefault(event.kind, event)
     chain = sorted(kinds.values(), key=lambda event: event.role == "outcome" and event.after is None)
     mechanisms = [event for event in chain if event.role != "outcome"]
-    if not mechanisms:
+    if not mechanisms or chain[0] is not mechanisms[0]:  # an outcome began earlier: a plateau that a later event ended
         return Cause(tuple(chain), ())
-    first = mechanisms[0]
-    if chain[0] is not first:  # an outcome began earlier, such as a plateau that a later event ended
-        return Cause(tuple(chain), ())
-    rivals = [event for event in mechanisms[1:] if not certainly_before(first, event)]
+    rivals = [event for event in mechanisms[1:] if not certainly_before(chain[0], event)]
     return Cause(tuple(chain), tuple(rivals))
 
 
