@@ -251,21 +251,21 @@ class Alarm:
         sure, bound = self._promise()
         return [
             Alert(
-                step,
-                rule.name,
-                rule.title or rule.name,
-                score,
-                rule.threshold,
-                since,
-                signal,
-                own.value,
-                own.place,
-                advice,
-                rule.measured,
-                self._lacking.get(rule.name, ()),
-                sure,
-                bound,
-                jump,
+                step=step,
+                rule=rule.name,
+                title=rule.title or rule.name,
+                score=score,
+                threshold=rule.threshold,
+                since=since,
+                signal=signal,
+                value=own.value,
+                place=own.place,
+                advice=advice,
+                measured=rule.measured,
+                lacking=self._lacking.get(rule.name, ()),
+                sure=sure,
+                bound=bound,
+                rate_jump=jump,
             )
         ]
 

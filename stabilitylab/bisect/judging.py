@@ -151,9 +151,19 @@ def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[flo
             )
             can_judge = not (is_noise or pair.a.name in elsewhere or control >= 1)
             place = PlaceGap(
-                phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
-                seen.error, control, 0.0, seen.relative, judged=can_judge,
-            )  # fmt: skip
+                phase=phase,
+                name=pair.a.name,
+                other=pair.b.name,
+                stack=pair.a.stack,
+                layer=pair.a.layer,
+                sublayer=pair.a.sublayer,
+                error=seen.relative,
+                standard_error=seen.error,
+                control=control,
+                inherited=0.0,
+                added=seen.relative,
+                judged=can_judge,
+            )
             found.append(place)
     return found
 

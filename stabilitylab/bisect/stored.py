@@ -44,9 +44,22 @@ def answer(
     same = not any(place.error for place in (*places, *fed))
     verdict = "different" if first is not None else "identical" if same else "rounding"
     return Bisection(
-        *labels, step, verdict, confirmed and first is not None, first, suspected, places, fed, limit, control,
-        pairs.by, pairs.only_a, pairs.only_b, tuple(more),
-    )  # fmt: skip
+        a=labels[0],
+        b=labels[1],
+        step=step,
+        verdict=verdict,
+        confirmed=confirmed and first is not None,
+        first=first,
+        suspected=suspected,
+        places=places,
+        fed=fed,
+        limit=limit,
+        control=control,
+        by=pairs.by,
+        only_a=pairs.only_a,
+        only_b=pairs.only_b,
+        notes=tuple(more),
+    )
 
 
 def check_limit(limit: float) -> None:

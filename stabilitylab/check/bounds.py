@@ -205,8 +205,16 @@ def _finding(name: str, severity: str, layer: OneLayer | None, value: float, tex
     bound = BOUNDS[name, severity]
     where = layer or OneLayer("", 0, "", {})
     return Breach(
-        *(name, bound.severity, where.stack, where.number, where.site, value, bound.limit),
-        *(text, bound.reason, bound.remedy),
+        bound=name,
+        severity=bound.severity,
+        stack=where.stack,
+        layer=where.number,
+        site=where.site,
+        value=value,
+        limit=bound.limit,
+        text=text,
+        reason=bound.reason,
+        remedy=bound.remedy,
     )
 
 

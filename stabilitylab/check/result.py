@@ -99,7 +99,16 @@ class Check:
             return None
         severity: Literal["fail", "warn"] = "fail" if self.state == "fail" else "warn"
         return Breach(
-            self.name, severity, "", 0, self.site, self.value, self.limit, self.measured, self.reason, self.remedy
+            bound=self.name,
+            severity=severity,
+            stack="",
+            layer=0,
+            site=self.site,
+            value=self.value,
+            limit=self.limit,
+            text=self.measured,
+            reason=self.reason,
+            remedy=self.remedy,
         )
 
 

@@ -128,29 +128,27 @@ def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
         raise InputError(f"{a.path} and {b.path} have no recorded step in common: compare runs of the same cadence.")
     gaps = [_gap(*pair, rtol, atol) for pair in pairs]
     firsts = [_first(*pair, gap, 0.0) for pair, gap in zip(pairs, gaps, strict=True)]
-    first, first_in_table = (
-        _earliest(firsts),
-        _earliest([one for one, (grid, _) in zip(firsts, pairs, strict=True) if not grid.is_metric]),
-    )
+    first = _earliest(firsts)
+    first_in_table = _earliest([one for one, (grid, _) in zip(firsts, pairs, strict=True) if not grid.is_metric])
     steps = sorted({int(step) for one, _ in pairs for step in one.steps})
     before = [step for step in steps if first is None or step < first.step]
     growth = {
         level: _earliest([_first(*pair, gap, level) for pair, gap in zip(pairs, gaps, strict=True)]) for level in LEVELS
     }
     return Comparison(
-        str(a.path),
-        str(b.path),
-        rtol,
-        atol,
-        {one.name: len(one.steps) for one, _ in pairs},
-        before[-1] if before else None,
-        steps[-1] if steps else None,
-        first,
-        first_in_table,
-        growth,
-        settings(a.config, b.config),
-        only(left, right),
-        None if first is None else sketched(a, b),
+        a=str(a.path),
+        b=str(b.path),
+        rtol=rtol,
+        atol=atol,
+        compared={one.name: len(one.steps) for one, _ in pairs},
+        identical_through=before[-1] if before else None,
+        last_common=steps[-1] if steps else None,
+        first=first,
+        first_in_table=first_in_table,
+        growth=growth,
+        settings=settings(a.config, b.config),
+        only=only(left, right),
+        sketched=None if first is None else sketched(a, b),
     )
 
 

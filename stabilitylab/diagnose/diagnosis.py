@@ -103,14 +103,7 @@ class Diagnosis:
         reason = f": {self.reason}" if self.reason and not self.open.endswith(self.reason) else ""
         ended = f"{self.state} at step {self.step}{reason}"
         if self.cause.first is None:
-            noted = {event.kind: event for event in reversed(self.events)}.values()
-            notes = "".join(f" Note: {event.evidence.rstrip('.')}." for event in noted)
-            harm = " that did harm" if notes and not self.pending else ""
-            nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found{harm}"
-            whether = f"{self.run} ({ended}): {nothing}, but {', and '.join(self.untold)}."
-            text = (whether if self.untold else f"{self.run} is healthy ({ended}): {nothing}.") + notes
-            text = text if self.checked else f"{self.run} ({ended}): nothing was recorded that can be checked."
-            return " ".join(filter(None, (text, *self._last_words())))
+            return " ".join([self._nothing_found(ended), *self._last_words()])
         words = [f"{self.run} {self._outcome} ({ended}). {self._first}."]
         if len(self.cause.chain) > 1:
             words.append(f"Order of events: {sentence(self.cause)}.")
@@ -124,6 +117,18 @@ class Diagnosis:
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
         words += [as_sentence(text) for text in undecided(apart)]
         return " ".join([*words, *self._last_words()])
+
+    def _nothing_found(self, ended: str) -> str:
+        """The paragraph of a run without findings, up to its last words."""
+        if not self.checked:
+            return f"{self.run} ({ended}): nothing was recorded that can be checked."
+        noted = {event.kind: event for event in reversed(self.events)}.values()
+        notes = "".join(f" Note: {event.evidence.rstrip('.')}." for event in noted)
+        harm = " that did harm" if notes and not self.pending else ""
+        nothing = f"none of {len(self.checked)} kind{'s' * (len(self.checked) != 1)} of trouble was found{harm}"
+        if self.untold:
+            return f"{self.run} ({ended}): {nothing}, but {', and '.join(self.untold)}.{notes}"
+        return f"{self.run} is healthy ({ended}): {nothing}.{notes}"
 
     @property
     def remedies(self) -> list[str]:
@@ -240,8 +245,18 @@ def _diagnosed(run: Run) -> Diagnosis:
     found = ordered(weighed(events, evidence, learns="plateau" in checked and not open_ and not flat))
     cause = explain(found)
     return Diagnosis(
-        *(str(run.path), status.state, status.step, status.reason),
-        *(tuple(found), cause, checked, unchecked, open_, tuple(unrecorded), unmeasured(run), headroom(evidence)),
+        run=str(run.path),
+        state=status.state,
+        step=status.step,
+        reason=status.reason,
+        events=tuple(found),
+        cause=cause,
+        checked=checked,
+        unchecked=unchecked,
+        open=open_,
+        unrecorded=tuple(unrecorded),
+        unmeasured=unmeasured(run),
+        headroom=headroom(evidence),
         attribution=attribution(evidence, *(event.step for event in cause.together[:1])),
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),

@@ -146,9 +146,14 @@ def explain(
     slopes, unmeasured = derivative_findings(flight, loop)
     findings = first_of_each([*result.findings, *data, *slopes])
     found = Explanation(
-        "no trouble", [], findings, result, None, [*result.unchecked, *unjudged, *unmeasured, *flight.notes],
-        flight.trouble, result.replayed + result.tried,
-    )  # fmt: skip
+        "no trouble",
+        [],
+        findings=findings,
+        audit=result,
+        unchecked=[*result.unchecked, *unjudged, *unmeasured, *flight.notes],
+        trouble=flight.trouble,
+        updates=result.replayed + result.tried,
+    )
     accused = [one for one in findings if one.accused]
     if audit or flight.trouble is None:
         _judge_audit(found, flight, accused, audit)
