@@ -18,6 +18,7 @@ from ..schema import Cells, Table
 from .bounds import judge
 from .questions import Questions
 from .result import OneLayer, Preflight, failures_first
+from .updates import made_by
 from .wiring import used_modules, without_gradient
 
 # Left out: rank is the most expensive; some add nothing yet; curvature needs a second batch; few models have experts.
@@ -183,12 +184,13 @@ def _copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Op
         if isinstance(optimizer, torch.optim.Optimizer) or optimizer is None:
             return copy.deepcopy((model, optimizer))  # together, so that the copy moves the copied parameters
         twin = copy.deepcopy(model)
-        return twin, optimizer(twin.parameters())
     except (RuntimeError, TypeError, ValueError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"the model cannot be copied ({str(error).splitlines()[0]}): give the module as it is before "
-            "DistributedDataParallel, fully_shard or a backward pass."
+            f"the model cannot be copied ({said}): give the module as it is before DistributedDataParallel, "
+            "fully_shard or a backward pass."
         ) from error
+    return twin, made_by(optimizer, twin)
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:

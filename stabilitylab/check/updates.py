@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..api import RunWatcher
-from ..errors import UsageError
+from ..errors import UsageError, in_words
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ALONE = (
@@ -106,6 +106,15 @@ def optimizers_of(update: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
         if all(each is not other for other in found[:number])
         and all(id(parameter) in own for group in each.param_groups for parameter in group["params"])
     ]
+
+
+def made_by(function: Callable[[Any], Any], model: nn.Module) -> Any:
+    """Return what a function makes of the model's parameters: an optimizer, or several. Raises UsageError if it
+    fails."""
+    try:
+        return function(model.parameters())
+    except Exception as error:
+        raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
 
 
 def _reached(update: Any) -> Iterator[Any]:

@@ -287,6 +287,24 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
         preflight(model, batch(), loss_of)
 
 
+class Uncopied(Toy):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Uncopied:
+        raise NotImplementedError
+
+
+def test_a_model_that_refuses_to_be_copied_without_a_word_is_named() -> None:
+    with pytest.raises(UsageError, match=r"the model cannot be copied \(NotImplementedError\)"):
+        preflight(Uncopied(), batch(), loss_of)
+
+
+def test_a_function_that_makes_no_optimizer_is_told_from_a_model_that_cannot_be_copied() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=-1.0)
+
+    with pytest.raises(UsageError, match="the function that makes the optimizer failed: ValueError: Invalid learning"):
+        preflight(toy(torch.float32), batch(), loss_of, make)
+
+
 class Headed(nn.Module):
     """Two layers under a head of zeros, as vision transformers start with."""
 

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...errors import UsageError, in_words
+from ...errors import UsageError
 from ...probes.parameters.sharing import Share
 from ..answers import SKIPPED, Answers
 from ..bounds import not_checked
 from ..result import Check
+from ..updates import made_by
 from . import copies, data, dropout, evaluating, gradients, optimizing
 from .members import Members, RankFailedError
 from .passes import Action, Loss, RankPasses, own_values
@@ -234,10 +235,7 @@ def _several(optimizer: Given, model: nn.Module) -> list[torch.optim.Optimizer]:
         return []
     made = optimizer
     if callable(optimizer) and not hasattr(optimizer, "param_groups"):
-        try:
-            made = optimizer(model.parameters())
-        except Exception as error:
-            raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
+        made = made_by(optimizer, model)
     several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
     if wrong := next((one for one in several if not hasattr(one, "param_groups")), None):
         raise UsageError(f"optimizer holds {type(wrong).__name__}: give a torch.optim.Optimizer, or several.")
