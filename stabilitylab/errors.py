@@ -47,6 +47,14 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def first_line(error: BaseException, most: int = 400, otherwise: str | None = None) -> str:
+    """Return the first line of an error's message that says something, cut at ``most`` characters; without one
+    ``otherwise``, which is the name of its class unless given."""
+    lines = (line.strip() for line in str(error).splitlines())
+    nothing = type(error).__name__ if otherwise is None else otherwise
+    return next(filter(None, lines), nothing)[:most]
+
+
 class UsageError(StabilityLabError):
     """An error in an argument, a name or a configuration value (exit code 2)."""
 

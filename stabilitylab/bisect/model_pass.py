@@ -102,7 +102,8 @@ def digest(batch: Any) -> str:
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
             found.update(f"{tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+            real = torch.view_as_real(value) if value.is_complex() else value
+            found.update(real.detach().cpu().double().contiguous().numpy().tobytes())
         elif isinstance(value, Mapping):
             for key in sorted(value, key=str):
                 add(value[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ..errors import UsageError, meant
+from ..errors import UsageError, first_line, meant
 from .bounds import not_checked
 from .result import Check
 
@@ -52,5 +52,5 @@ class Answers:
 
     def why_not(self, error: Exception) -> str:
         """Return why a question that raised this error has no answer; "" for an error that ends the check."""
-        said = (str(error).splitlines() or ["without a message"])[0][:200].rstrip(".")
+        said = first_line(error, 200, otherwise="without a message").rstrip(".")
         return f"it raised {type(error).__name__} ({said})"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError, StabilityLabError, UsageError
+from ..errors import InputError, StabilityLabError, UsageError, first_line
 from ..probes import Mask, Watcher, random_states_kept
 from ..probes.numerics import numerics
 from ..probes.parameters.pieces import Parameters
@@ -185,7 +185,7 @@ def _copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Op
             return copy.deepcopy((model, optimizer))  # together, so that the copy moves the copied parameters
         twin = copy.deepcopy(model)
     except (RuntimeError, TypeError, ValueError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        said = first_line(error)
         raise UsageError(
             f"the model cannot be copied ({said}): give the module as it is before DistributedDataParallel, "
             "fully_shard or a backward pass."

@@ -169,8 +169,8 @@ def _decades(grid: Grid | None) -> float:
 def _growth(grid: Grid | None) -> float:
     if grid is None:
         return math.nan
-    first, last = float(grid.values[0].max()), float(grid.values[-1].max())
-    return last / first if first > 0 else math.nan
+    first, last = (grid.values[row][~grid.absent[row]].max(initial=-math.inf) for row in (0, -1))
+    return float(last / first) if first > 0 and last > -math.inf else math.nan
 
 
 def _largest(grid: Grid | None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import InputError, ResourceError
+from ..errors import InputError, ResourceError, first_line
 from ..store.digest import Hashed, fault
 from ..store.files import inside, make_directory, sync_directory
 from ..store.identity import Identity
@@ -58,7 +58,7 @@ def load(path: Path, identity: Identity = Identity()) -> Flight:
             raise ValueError(wrong)
         return Flight.of(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # a damaged file surfaces as one of many types
-        said = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        said = first_line(error, 160)
         raise InputError(f"the black box {path} cannot be read ({said}): restore it from a copy.") from error
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import StabilityLabError, UsageError, listed
+from ..errors import StabilityLabError, UsageError, first_line, listed
 from ..probes import evaluation
 from ..probes.places.naming import parameters_of
 from ..probes.state import multipliers
@@ -79,7 +79,7 @@ def _own_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding
     try:
         found = derivatives(flight, loop)
     except (StabilityLabError, RuntimeError, TypeError, ValueError, StopIteration) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        said = first_line(error).rstrip(".")
         return [], [f"derivatives were not checked in float64: {said}"]
     wrong: dict[str, Derivative] = {}
     for one in found:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from ..errors import InputError, StabilityLabError, UsageError
+from ..errors import InputError, StabilityLabError, UsageError, first_line
 from ..probes.state import RandomStates, random_states, set_random_states
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt"]
@@ -288,7 +288,7 @@ def made_by(model: nn.Module | Callable[[], nn.Module], optimizer: Any) -> tuple
         return copy.deepcopy((plain, own)) if own is not None else (copy.deepcopy(plain), optimizer)
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"the model cannot be copied ({str(error).splitlines()[0]}): give a function that makes it, or the module "
+            f"the model cannot be copied ({first_line(error)}): give a function that makes it, or the module "
             "as it is before DistributedDataParallel, fully_shard or a backward pass."
         ) from error
 

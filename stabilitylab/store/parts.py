@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import DamagedError
+from ..errors import DamagedError, first_line
 from ..schema import Table
 from . import inventory
 from .arrays import flags, floats, integers, strings
@@ -240,7 +240,7 @@ def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, KeyError, MemoryError, UnicodeDecodeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise DamagedError(
             f"{path} is damaged or not part of the run ({reason.rstrip('.')}): restore it from a copy, or move it away "
             "to read the other steps.",

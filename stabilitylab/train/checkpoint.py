@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..config import TrainConfig
-from ..errors import InputError, ResourceError
+from ..errors import InputError, ResourceError, first_line
 from ..store.digest import Hashed, fault
 from ..store.files import inside, sync_directory
 from ..store.identity import Identity
@@ -97,4 +97,4 @@ def load(folder: Path, device: torch.device, identity: Identity = Identity()) ->
 
 
 def _short(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return first_line(error, 120)

@@ -37,6 +37,14 @@ def test_runs_with_one_loss_have_no_order(tmp_path: Path) -> None:
     assert standings(*paths).paragraph == "At step 1 all have the same held_out_nll, 5.0000."
 
 
+def test_a_place_that_was_not_measured_takes_no_number_away(tmp_path: Path) -> None:
+    norms = {0: [2.0, math.nan, 3.0], 1: [math.nan, 6.0, 9.0]}
+    lacks = lambda step, row: math.isnan(norms[step][row.layer - 1])  # noqa: E731
+    tables = {"ln_input": Made(ENCODER, ("value",), lambda t: [[x] for x in norms[t]], range(2), absent=lacks)}
+    (row,) = standings(made(tmp_path / "a", {"loss": [2, 1]}, tables)).rows
+    assert row.norm_growth == pytest.approx(3)
+
+
 def test_single_batches_are_averaged_over_the_last_tenth(tmp_path: Path) -> None:
     one = made(tmp_path / "one", {"loss": [9.0] * 18 + [1.0, 3.0]})
     other = made(tmp_path / "other", {"loss": [5.0] * 40})

@@ -12,7 +12,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch import nn
 
-from ...errors import InputError, StabilityLabError, UsageError, listed
+from ...errors import InputError, StabilityLabError, UsageError, first_line, listed
 from ...probes.parameters.agreement import ROUNDING, GradientSums, alike
 from ...probes.parameters.ranks import gathered
 from ...probes.parameters.sharing import Share
@@ -135,8 +135,7 @@ class Members:
 
 def _first_line(error: Exception) -> str:
     """Return the first line of an error; that of another than ours with its class."""
-    lines = str(error).splitlines() or ["without a message"]
-    text = lines[0][:400].rstrip()
+    text = first_line(error, 400, otherwise="without a message")
     return text if isinstance(error, StabilityLabError) else f"{type(error).__name__}: {text}"
 
 

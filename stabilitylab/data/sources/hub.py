@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import DataConfig
-from ...errors import InputError, ResourceError, UsageError
+from ...errors import InputError, ResourceError, UsageError, first_line
 from .. import bpe
 from ..corpus import Corpus
 from ..source import Files, source
@@ -68,7 +68,7 @@ def _splits(name: str) -> dict[str, Any]:
             path, _, configuration = name.partition(":")
             found = datasets.load_dataset(path, configuration or None)
     except Exception as error:  # network, hub, Arrow, configuration: datasets raises errors of a dozen libraries
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot load the data set {name!r}: {reason.rstrip('.')}.") from error
     return {str(split): rows for split, rows in found.items()} if isinstance(found, dict) else {"train": found}
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from ...errors import first_line
+
 T = TypeVar("T")
 
 
@@ -113,7 +115,7 @@ def attempt(recorder: DeviceRecorder, work: Callable[[], T]) -> tuple[T, Callabl
 def why(error: RuntimeError) -> str:
     """Return the first line of the first error. The end of a failed capture raises too, without a reason."""
     *_, first = _chain(error)
-    return (str(first).splitlines() or [type(first).__name__])[0]
+    return first_line(first)
 
 
 def lacks_memory(error: BaseException) -> bool:

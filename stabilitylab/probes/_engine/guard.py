@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ...errors import UsageError
+from ...errors import UsageError, first_line
 from .board import Board
 
 log = logging.getLogger("stabilitylab")
@@ -74,4 +74,4 @@ class Guard:
 
 def said(error: Exception) -> str:
     """Return the error in one line."""
-    return f"{type(error).__name__} ({(str(error).splitlines() or ['without a message'])[0][:200].rstrip('.')})"
+    return f"{type(error).__name__} ({first_line(error, 200, otherwise='without a message').rstrip('.')})"

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...errors import first_line
 from ..parameters.copies import kept
 from ..parameters.layouts import ddp_wrappers
 from ..parameters.pieces import Parameters
@@ -177,7 +178,7 @@ class Landscape:
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, NotImplementedError) as error:
-                said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                said = first_line(error, 200)
                 log.info("curvature is not taken by autograd.grad, %s: %s", how, said)
         self._backward = True
         return "differences"
