@@ -65,12 +65,12 @@ def main(
         yield protocol.run(arm, LAYERS, seed, rates[arm], updates, *shared, own, tags=[f"T{longer}"])
 
 
-def beginning(ask: Recipe, layers: int = 50, updates: int = 100) -> Iterator[Experiment]:
-    """Repeats the first updates of the papers' recipe, without and with their warm-up of 4000, with gradient norms in
-    every row."""
+def beginning(ask: Recipe) -> Iterator[Experiment]:
+    """Repeats the first 100 updates of the papers' recipe, 50L-50L, without and with their warm-up of 4000, with
+    gradient norms in every row."""
     every_row = probing("grad_norm", every=1, update_every=10)
-    shared = (WIDE, EARLY, NO_WEIGHTS, {"train": {"steps": updates}}, every_row)
+    shared = (WIDE, EARLY, NO_WEIGHTS, {"train": {"steps": 100}}, every_row)
     for archs in (("deepnorm", "branchnorm"), ("postln", "branchnorm T=1")):
         for one in by_seed(ask, SEEDS[:3]):
             for warmup in (0, 4000):
-                yield from one.runs(archs, [layers], *shared, {"train": {"warmup": warmup}}, tag=f"warmup{warmup}")
+                yield from one.runs(archs, [50], *shared, {"train": {"warmup": warmup}}, tag=f"warmup{warmup}")

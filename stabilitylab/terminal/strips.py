@@ -24,7 +24,6 @@ class Strip:
     stack: str
     layers: tuple[int, ...]
     values: np.ndarray
-    unit: str
 
     @property
     def least(self) -> int:
@@ -73,7 +72,7 @@ def strips(table: Table, cells: Cells) -> list[Strip]:
     for stack in dict.fromkeys(row.stack for row in table.rows if row.layer > 0):
         layers = sorted({row.layer for row in table.rows if row.stack == stack and row.layer > 0})
         rows = [[i for i, row in enumerate(table.rows) if (row.stack, row.layer) == (stack, layer)] for layer in layers]
-        found.append(Strip(stack, tuple(layers), np.array([_of(values[r], absent[r]) for r in rows]), table.unit))
+        found.append(Strip(stack, tuple(layers), np.array([_of(values[r], absent[r]) for r in rows])))
     return found
 
 

@@ -8,24 +8,23 @@ import numpy as np
 
 from ..schema import Cells, Table
 
-PICTURED = "grad_norm"
+PICTURED = "grad_norm"  # the table of the image
 EVERY = 50  # rows from one image to the next
 WIDEST, TALL = 400, 4  # the latest rows, as columns of an image; height of a layer in pixels
 
 
 class LayerMap:
-    """The rows of a table as an image, with a column a row and the first layer of each stack at the bottom."""
+    """The rows of the table PICTURED as an image: a column a row, the first layer of each stack at the bottom."""
 
-    def __init__(self, table: str = PICTURED) -> None:
-        self.table = table
+    def __init__(self) -> None:
         self.rows = 0
         self._columns: list[np.ndarray] = []
 
     def take(self, tables: Mapping[str, Cells], definitions: Mapping[str, Table]) -> bool:
         """Add a row; return True if an image is due now."""
-        if self.table not in tables:
+        if PICTURED not in tables:
             return False
-        self._columns = [*self._columns[1 - WIDEST :], _by_layer(tables[self.table], definitions[self.table])]
+        self._columns = [*self._columns[1 - WIDEST :], _by_layer(tables[PICTURED], definitions[PICTURED])]
         self.rows += 1
         return self.rows % EVERY == 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..alarm import Alert
 from ..errors import ResourceError, UsageError
 from ..schema import Cells, Table
-from .layer_map import LayerMap
+from .layer_map import PICTURED, LayerMap
 
 try:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -102,9 +102,9 @@ class TrackerSink:
             self._safely(f"step {step}", lambda: self.tracker.log(values, step=step))
             draw: Any = getattr(self.tracker, "log_images", None)  # not every tracker takes images
             if draw is not None and self._map.take(tables, self._definitions):
-                name = f"{self._map.table}/layers"
                 image, how = self._image()
-                self._safely(f"the image of step {step}", lambda: draw({name: image}, step=step, **how))
+                images = {f"{PICTURED}/layers": image}
+                self._safely(f"the image of step {step}", lambda: draw(images, step=step, **how))
 
     def alert(self, alert: Alert) -> None:
         """Send an alarm: as an alert if the tracker has alerts (W&B), as a text if it takes texts (TensorBoard), else

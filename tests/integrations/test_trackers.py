@@ -101,7 +101,7 @@ def test_the_map_of_layers_comes_as_an_image_now_and_then() -> None:
     assert image[0, 0].tolist() == [214, 26, 28]  # layer 2 stands on top, and is not finite
     assert image[0, 1].tolist() == [253, 231, 37]
     assert image[-1, 0].tolist() == [68, 1, 84]
-    assert not LayerMap("other").take({}, {})
+    assert not LayerMap().take({"other": Cells(np.zeros((4, 1)), np.zeros(4, bool))}, {"other": table})
 
 
 def test_tensorboard_takes_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

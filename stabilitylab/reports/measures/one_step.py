@@ -46,9 +46,9 @@ def largest_by_seed(runs: Runs, value: Callable[[Record], float]) -> dict[int, f
     return found
 
 
-def of_label(runs: Runs, label: str, table: str = "update_rate") -> Runs:
+def of_label(runs: Runs, label: str) -> Runs:
     """Picks the runs of one label among :func:`one_step_runs`; raises MissingRuns where there are none."""
-    found = one_step_runs(runs.where(table=table)).where(label=label)
+    found = one_step_runs(runs).where(label=label)
     if not found:
         raise MissingRuns(f"needs one-step runs of {label}")
     return found

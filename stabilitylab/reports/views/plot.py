@@ -59,7 +59,7 @@ def plot(
     own = axes is None
     axes = axes or _new()
     axes.set_title(found.replace("_", " ") + (f", {stack}" if stack else ""))
-    return _map(axes, grid, found) if kind == "map" else _lines(axes, grid, own)
+    return _map(axes, grid) if kind == "map" else _lines(axes, grid, own)
 
 
 def _new() -> Axes:
@@ -162,7 +162,7 @@ def _mark(axes: Axes, rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> 
             shown = True
 
 
-def _map(axes: Axes, grid: LayerGrid, table: str) -> Axes:
+def _map(axes: Axes, grid: LayerGrid) -> Axes:
     """Draw a cell a row and step; rows of several stacks stand one stack above the other."""
     stacks = _stacks(grid)
     single = len(stacks) == 1 and grid.by_layer

@@ -69,7 +69,7 @@ def _panel(folder: Path, runs: list[Record]) -> Panel:
     searching = [run for run in runs if _told(run)["searches"]]
     rungs = [int(rung) for rung in _told(runs[0])["rungs"]]
     failed = {float(_told(run)["rate"]) for run in runs if run.status.state == "diverged" and _is_planned(run)}
-    lines = list(_rungs(searching, rungs, failed))
+    lines = list(_rungs(searching, rungs))
     lines += _repeats(runs, rungs[-1])
     answer = _answer(folder)
     lines += _warmups(runs, answer)
@@ -94,7 +94,7 @@ def _is_planned(run: Record) -> bool:
     return bool(_told(run)["planned"])
 
 
-def _rungs(runs: list[Record], rungs: list[int], failed: set[float]) -> Iterator[Series]:
+def _rungs(runs: list[Record], rungs: list[int]) -> Iterator[Series]:
     """Yield a line a rung, of the seed that searched, over the rates that did not fail."""
     colours = style.of_amounts(len(rungs))
     for rung, colour in zip(rungs, colours, strict=True):

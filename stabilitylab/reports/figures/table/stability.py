@@ -60,7 +60,7 @@ class StabilityTable(Figure):
         panel = table_panel(table_map(table, measured.is_bleu, own_recipes(group)), measured.is_bleu)
         extra = {"table.csv": table.to_csv(index=False), "table.md": markdown(table)}
         return Picture(
-            [panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra,
+            [panel], _finding(table), _notes(runs, group, table), columns=1, extra=extra,
             provenance=provenance(group), key=_key(panel, group),
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def table_map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
     )  # fmt: skip
 
 
-def _finding(group: Runs, table: Frame) -> str:
+def _finding(table: Frame) -> str:
     """Say which architectures trained at the deepest depth with all seeds, and which with none; and how many runs
     failed."""
     depth = int(table["depth"].max())
