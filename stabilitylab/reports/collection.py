@@ -347,11 +347,13 @@ class Runs(Sequence[Record]):
         kind: str | None = None,
         label: str | Sequence[str] | None = None,
         layers: tuple[int, int] | None = None,
+        depth: int | None = None,
+        seed: int | None = None,
         table: str | Sequence[str] = (),
         **settings: Any,
     ) -> Runs:
-        """Picks those of this kind, label(s), layers, with these tables and settings (``train__warmup=0``), and
-        ``test``."""
+        """Picks those of this kind, label(s), layers, depth and seed, with these tables and settings
+        (``train__warmup=0``), and ``test``."""
         labels = (label,) if isinstance(label, str) else label
         tables = {table} if isinstance(table, str) else set(table)
         wanted = {key.replace("__", "."): value for key, value in settings.items()}
@@ -361,6 +363,8 @@ class Runs(Sequence[Record]):
             if (kind is None or record.kind == kind)
             and (labels is None or record.label in labels)
             and (layers is None or record.layers == layers)
+            and (depth is None or record.depth == depth)
+            and (seed is None or record.seed == seed)
             and tables <= record.tables
             and all(record.settings.get(key) == value for key, value in wanted.items())
             and (test is None or test(record))

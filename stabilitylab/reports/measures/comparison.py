@@ -30,11 +30,7 @@ def decided(runs: Runs) -> Runs:
 def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
     """Counts for each seed how many of its runs diverged or are stuck, of how many whose state can be told."""
     known = decided(runs)
-    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
-
-
-def of_seed(runs: Runs, seed: int) -> Runs:
-    return runs.where(lambda run: run.seed == seed)
+    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := known.where(seed=seed))}
 
 
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:

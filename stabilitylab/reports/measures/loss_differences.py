@@ -26,7 +26,7 @@ def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float
     where one diverged the difference is infinite, and not a number where both did: that depth is then undecided."""
     gaps: Gaps = {}
     for depth in group.depths:
-        one, other = (group.where(lambda run, d=depth: run.depth == d, label=label) for label in (first, second))
+        one, other = (group.where(depth=depth, label=label) for label in (first, second))
         losses = {seed: (loss(a), loss(b)) for seed, a, b in pairs(one, other)}
         if values := {seed: a - b for seed, (a, b) in losses.items() if not math.isnan(a + b)}:
             gaps[depth] = values
@@ -36,7 +36,7 @@ def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float
 def behind(group: Runs, depth: int, seeds: Iterable[int], *labels: str) -> Runs:
     """Picks the runs of ``labels`` at this depth and these seeds: those from which a gap was taken."""
     some = {*seeds}
-    return group.where(lambda run: run.depth == depth and run.seed in some, label=labels)
+    return group.where(lambda run: run.seed in some, depth=depth, label=labels)
 
 
 def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> 
     """Fits the exponent k of rate ~ N^k for each seed, over those ``depths`` that it has; two at least."""
     found = {}
     for seed in runs.seeds:
-        own = {run.depth: rate(run, optimizer, group) for run in runs if run.seed == seed and run.depth in set(depths)}
+        own = {run.depth: rate(run, optimizer, group) for run in runs.where(seed=seed) if run.depth in set(depths)}
         if len(own) > 1 and all(value > 0 for value in own.values()):
             found[seed] = slope([math.log(n) for n in own], [math.log(value) for value in own.values()])
     return found

@@ -255,7 +255,7 @@ def change_follows_dependency(runs: Runs) -> list[Effect]:
     share: dict[int, float] = {}
     variation: dict[int, float] = {}
     for seed in group.seeds:
-        own = group.where(lambda run, seed=seed: run.seed == seed)
+        own = group.where(seed=seed)
         if len(own.labels) < 2 or len(own) < FEWEST:
             continue
         x, y = (np.array([measure(run) for run in own]) for measure in (relative_dependency, output_change))

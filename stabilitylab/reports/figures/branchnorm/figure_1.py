@@ -97,7 +97,7 @@ def _gaps(group: Runs, scores: Quality, labels: tuple[str, str]) -> Gaps:
     gaps: Gaps = {}
     trained = group.where(lambda run: not failed(run))
     for depth in group.depths:
-        one, other = (trained.where(lambda run, d=depth: run.depth == d, label=label) for label in labels)
+        one, other = (trained.where(depth=depth, label=label) for label in labels)
         if found := {seed: scores.gain(a) - scores.gain(b) for seed, a, b in pairs(one, other)}:
             gaps[depth] = found
     return gaps
@@ -116,7 +116,7 @@ def _lost(group: Runs, label: str) -> str:
     own = group.where(label=label)
     found = []
     for depth in own.depths:
-        here = own.where(lambda run, d=depth: run.depth == d)
+        here = own.where(depth=depth)
         if lost := sum(map(failed, here)):
             found.append(f"{lost} of {len(here)} at {depth} layers a side")
     return f"{style.title(label)} diverged or is stuck in {', '.join(found)}."

@@ -21,7 +21,6 @@ from ...measures.comparison import (
     failed,
     grouped,
     last_nll,
-    of_seed,
     one_ramp,
     states,
     with_the_protocols_ramp,
@@ -232,7 +231,7 @@ def _slopes(runs: Runs, measured: Quality) -> Slopes:
     for seed in runs.seeds:
         slopes = {}
         for share, own in shares.items():
-            values = {run.depth: measured.gain(run) for run in of_seed(own, seed)}
+            values = {run.depth: measured.gain(run) for run in own.where(seed=seed)}
             if len(values) > 1 and all(map(math.isfinite, values.values())):
                 slopes[share] = slope([math.log(depth) for depth in values], [*values.values()])
         if len(slopes) == len(shares) > 1:

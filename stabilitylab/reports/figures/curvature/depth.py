@@ -93,7 +93,7 @@ def _finding(group: Runs, rate: float) -> str:
     deepest = max(group.depths)
     below = []
     for label in group.labels:
-        own = group.where(lambda run: run.depth == deepest, label=label)
+        own = group.where(depth=deepest, label=label)
         at = [value for run in own if (value := number(run, "critical_sharpness", "critical_rate")) > 0]
         if at and float(np.exp(np.mean(np.log(at)))) < rate:
             below.append(style.title(label))

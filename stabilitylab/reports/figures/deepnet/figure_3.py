@@ -17,7 +17,7 @@ from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...measures.by_label import by_label
 from ...measures.comparison import both, decided, failed, lost_by_seed
-from ...measures.gains import FAIRSEQS, OWN, WORDS, by_gain, dash, of_gain_one
+from ...measures.gains import OWN, WORDS, by_gain, dash, of_gain_one
 from ...measures.layers import by_layer, held_out_panel, layer_values
 from ...measures.provenance import provenance
 from ...statistics import Region
@@ -48,7 +48,7 @@ class LargerGradients(Figure):
         depth = min(best.depths, key=lambda n: abs(n - DEPTH))
         profile = [
             replace(line, dash=dash(best.labels, line.arch))
-            for line in by_layer(_at(best, depth), "grad_norm", "value", "decoder", step=0, log=True)
+            for line in by_layer(best.where(depth=depth), "grad_norm", "value", "decoder", step=0, log=True)
         ]
         panels = [
             Panel(f"Decoder of {depth}L-{depth}L", "decoder layer", "gradient norm (L2)", profile, log_y=True),
@@ -63,10 +63,6 @@ class LargerGradients(Figure):
             notes.append(f"(c): {chosen.describe()}.")
         main, controls = apart(panels, [of_gain_one(fit.labels, label) for label in BOTH])
         return Picture(main, _finding(best), notes, columns=3, controls=controls, provenance=provenance(best))
-
-
-def _at(runs: Runs, depth: int) -> Runs:
-    return runs.where(lambda run: run.depth == depth)
 
 
 def _last(record: Record, step: int = 0) -> float:
@@ -97,8 +93,8 @@ def _finding(group: Runs) -> str:
     )
 
 
-def _pairs(group: Runs, depth: int, gain: str = FAIRSEQS) -> list[tuple[int, Record, Record]]:
-    own = _at(group, depth)
+def _pairs(group: Runs, depth: int, gain: str) -> list[tuple[int, Record, Record]]:
+    own = group.where(depth=depth)
     return pairs(own.where(label=BOTH[0] + gain), own.where(label=BOTH[1] + gain))
 
 

@@ -255,7 +255,7 @@ def _smaller(runs: Runs, gain: str) -> list[Effect]:
     first, second = of_label(runs, label), of_label(runs, "deepnorm")
     found = []
     for depth in (n for n in first.depths if n in COMPARED):
-        compared = pairs(*(own.where(lambda run, n=depth: run.depth == n) for own in (first, second)))
+        compared = pairs(*(own.where(depth=depth) for own in (first, second)))
         ratio = {seed: rate(a, "adam", "all") / rate(b, "adam", "all") for seed, a, b in compared}
         if ratio:
             found.append(Effect(f"ratio at {depth}L", ratio, log=True, of=both(compared)))

@@ -80,7 +80,7 @@ def _panel(
 def _finding(group: Runs, measured: Quality) -> str:
     """Say which architecture is best at the deepest depth, how DeepNorm depends on depth, and how many runs failed."""
     depth = group.depths[-1]
-    deepest = group.where(lambda run: run.depth == depth and not failed(run))
+    deepest = group.where(lambda run: not failed(run), depth=depth)
     means = {label: _mean(deepest.where(label=label), measured) for label in deepest.labels}
     best = sorted(means, key=lambda label: means[label], reverse=measured.is_bleu)[:3]
     apart = own_recipes(group)
@@ -92,7 +92,7 @@ def _finding(group: Runs, measured: Quality) -> str:
         if best
         else f"Nothing trained at {depth} layers a side"
     ]
-    first = group.where(lambda run: run.depth == group.depths[0] and not failed(run), label="deepnorm")
+    first = group.where(lambda run: not failed(run), depth=group.depths[0], label="deepnorm")
     if "deepnorm" in means and first and len(group.depths) > 1:
         move = means["deepnorm"] - _mean(first, measured)
         parts.append(f"DeepNorm {move:+.2f} from {group.depths[0]}")

@@ -17,7 +17,7 @@ from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import FREE, Record, Runs
-from ...measures.comparison import counted, failed, last_nll, lost_by_seed, of_seed, one_ramp, states
+from ...measures.comparison import counted, failed, last_nll, lost_by_seed, one_ramp, states
 from ...measures.layers import held_out_panel
 from ...measures.provenance import provenance
 from ...measures.quality import mean_nll
@@ -188,7 +188,7 @@ def faster_with_more(runs: Runs) -> list[Effect]:
         slopes, drawn = {}, everything({axis: values})
         for seed in drawn.seeds:
             points = {amount(value, axis): mean_nll(own) for value, group in values.items()
-                      for own in of_seed(group, seed)}  # fmt: skip
+                      for own in group.where(seed=seed)}  # fmt: skip
             if len(points) == len(values):
                 known = all(map(math.isfinite, points.values()))  # a run that diverged leaves the seed undecided
                 slopes[seed] = slope([*map(math.log2, points)], [*points.values()]) if known else math.nan

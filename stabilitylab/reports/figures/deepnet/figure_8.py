@@ -80,7 +80,7 @@ def fits(runs: Runs, least: int, fit: Callable[[Sequence[float], Sequence[float]
     measured = quality(runs)
     found = {}
     for seed in runs.seeds:
-        own = sorted(runs.where(lambda run, s=seed: run.seed == s), key=lambda run: run.depth)
+        own = sorted(runs.where(seed=seed), key=lambda run: run.depth)
         points = {run.depth: measured.gain(run) for run in own}
         if len(points) >= least:
             known = all(map(math.isfinite, points.values())) and not any(map(failed, own))

@@ -32,7 +32,7 @@ def norm_jacobian(runs: Runs) -> list[Effect]:
     group = one_step_runs(runs.where(table="ln_jacobian"))
     found = {}
     for seed in group.seeds:
-        tables = [run.at("ln_jacobian", 0, ["frobenius", "centred"]) for run in group if run.seed == seed]
+        tables = [run.at("ln_jacobian", 0, ["frobenius", "centred"]) for run in group.where(seed=seed)]
         x, y = (np.log(np.concatenate([t[c].to_numpy(float) for t in tables])) for c in ("centred", "frobenius"))
         found[seed] = slope(x.tolist(), y.tolist())
     return [Effect("slope", found, Region(-1.1, -0.9), Region(low=-0.5), of=group)]
