@@ -159,10 +159,8 @@ def largest_group(
     if count := sum(id(run) not in drawn for run in done or fit):
         others = [other for other in (done or fit).groups(*free) if not drawn & {id(run) for run in other}]
         apart = f" ({len(others)} groups)" if len(others) > 1 else ""
-        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} with other settings{apart}.")
-    if done and (count := len(fit) - len(done)):
-        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} without an end.")
-    return group, notes
+        notes += not_drawn(count, f"with other settings{apart}")
+    return group, notes + not_drawn(len(fit) - len(done or fit), "without an end")
 
 
 def states(group: Runs) -> list[str]:
@@ -213,5 +211,9 @@ def nothing_drawn(places: Sequence[str]) -> list[str]:
 
 def left_out(known: Runs, drawn: Runs) -> list[str]:
     """Notes runs that could be drawn and are not."""
-    count = len(known) - len(drawn)
-    return [f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings, or repeated."] if count else []
+    return not_drawn(len(known) - len(drawn), "with other settings, or repeated")
+
+
+def not_drawn(count: int, why: str) -> list[str]:
+    """Return a note on ``count`` runs that are not drawn, and why; [] if there are none."""
+    return [f"Not drawn: {count} run{'s' if count > 1 else ''} {why}."] if count else []

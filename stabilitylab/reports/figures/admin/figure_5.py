@@ -13,7 +13,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Frame, Record, Runs
-from ...measures.comparison import counted, largest_group
+from ...measures.comparison import counted, largest_group, not_drawn
 from ...measures.provenance import provenance
 from ...statistics import Region
 from ..branchnorm.figure_8 import comparison
@@ -93,8 +93,7 @@ def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
     known = runs.where(kind="train", table=TABLES)
     others = [style.title(label) for label in known.labels if label not in labels]
     notes = [f"Not drawn: {', '.join(others)}."] if others else []
-    lost = len(known) - len(known.where(_is_told))
-    return [*notes, f"Not drawn: {lost} run{'s' * (lost > 1)} that diverged."] if lost else notes
+    return notes + not_drawn(len(known) - len(known.where(_is_told)), "that diverged")
 
 
 def _is_told(run: Record) -> bool:

@@ -14,7 +14,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spre
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...conditions import CONVERGED, last_fall
-from ...measures.comparison import comparable, counted, failed, last_nll, states
+from ...measures.comparison import comparable, counted, failed, last_nll, not_drawn, states
 from ...measures.gains import WORDS, by_gain
 from ...measures.loss_differences import Gaps, behind, gaps_of, measured, weight
 from ...measures.outcomes import outcomes, worst
@@ -83,8 +83,10 @@ class GapToPostLN(Figure):
         notes += [_lost(group, label) for label in labels if any(map(failed, group.where(label=label)))]
         if not scores.is_bleu:
             notes.append("Held-out nll (lower is better) stands in for BLEU, which not every model has and has 5 of.")
-        if others := len(runs.where(kind="train", label=(*POST_LNS, DEEPNORM))) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
+        notes += not_drawn(
+            len(runs.where(kind="train", label=(*POST_LNS, DEEPNORM))) - len(group),
+            "of them with other settings, or without an end",
+        )
         return Picture(panels, _finding(gaps, _unit(scores)), notes, provenance=provenance(group))
 
 

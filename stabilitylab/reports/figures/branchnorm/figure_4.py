@@ -16,7 +16,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figu
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import Record, Runs, pairs
 from ...measures.by_label import by_label
-from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, not_drawn, states
 from ...measures.layers import held_out_panel
 from ...measures.loss_differences import between_architectures, measured
 from ...measures.provenance import provenance
@@ -61,8 +61,9 @@ class QualityOverUpdates(Figure):
             notes.append("Differences and first updates are those of the runs that trained.")
         if ABLATION not in group.labels:
             notes.append(f"Without the ablation {style.title(ABLATION)}: '{command(self.id)}' makes it.")
-        if others := len(runs.where(kind="train", label=SHOWN)) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
+        notes += not_drawn(
+            len(runs.where(kind="train", label=SHOWN)) - len(group), "of them with other settings, or without an end"
+        )
         main, controls = apart(panels, SHOWN[:2])
         columns = 3 if len(panels) == 3 else 2
         return Picture(

@@ -21,6 +21,7 @@ from ...measures.comparison import (
     failed,
     grouped,
     last_nll,
+    not_drawn,
     one_ramp,
     states,
     with_the_protocols_ramp,
@@ -101,8 +102,7 @@ def _group(runs: Runs) -> tuple[Runs, list[str]]:
         key=lambda g: (len(g.depths) > 1, len({*map(share_of, g)}), not all(map(failed, g)), len(g.depths), len(g)),
     )
     notes = [f"Drawn: {best.describe()}. Points are means over seeds, bars their range.", *states(best)]
-    if others := len(runs.where(kind="train")) - len(best):
-        notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings, or without an end.")
+    notes += not_drawn(len(runs.where(kind="train")) - len(best), "with other settings, or without an end")
     if len(best.depths) == 1:
         notes.append(f"One depth is no depth sweep: '{command('branchnorm:5')}' makes one.")
     return best, notes

@@ -17,7 +17,16 @@ from ...arrange import alike, apart
 from ...base import Figure, Map, MissingRuns, Panel, Picture, Series, compared, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import Record, Runs
-from ...measures.comparison import counted, decided, failed, last_nll, lost_by_seed, states, with_the_protocols_ramp
+from ...measures.comparison import (
+    counted,
+    decided,
+    failed,
+    last_nll,
+    lost_by_seed,
+    not_drawn,
+    states,
+    with_the_protocols_ramp,
+)
 from ...measures.loss_differences import measured
 from ...measures.outcomes import mark, outcomes, worst
 from ...measures.provenance import provenance
@@ -88,8 +97,9 @@ class WarmupAndRate(Figure):
             "than that at initialisation.",
             *_decay(grid.runs),
         ]
-        if others := len(runs.where(kind="train", label=labels)) - len(grid.runs):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} outside the grid, or without an end.")
+        notes += not_drawn(
+            len(runs.where(kind="train", label=labels)) - len(grid.runs), "outside the grid, or without an end"
+        )
         finding = _finding(grid, numbers, on_common_scale(known, BOTH))
         return Picture(
             panels, finding, notes, columns=min(3, len(panels)), controls=[*aside, *compared(maps)],

@@ -9,7 +9,7 @@ from ....experiments import Experiment, Recipe, command, protocol, sweep
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs, pairs
-from ...measures.comparison import counted, failed, last_nll, states
+from ...measures.comparison import counted, failed, last_nll, not_drawn, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
 from ...measures.provenance import provenance
 from .t import full_size_ramp
@@ -39,8 +39,7 @@ class GrowthStrategies(Figure):
             f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.",
             *states(group),
         ]
-        if others := len(ramped(runs)) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings or another T.")
+        notes += not_drawn(len(ramped(runs)) - len(group), "of BranchNorm with other settings or another T")
         return Picture(panels, _finding(group, gaps), notes, columns=3, provenance=provenance(group))
 
 

@@ -13,7 +13,7 @@ from ....experiments.recipe import BRANCHNORM
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, described
 from ...collection import Record, Runs, pairs
-from ...measures.comparison import counted, failed, last_nll, states
+from ...measures.comparison import counted, failed, last_nll, not_drawn, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
 from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
@@ -74,8 +74,7 @@ class LengthOfRamp(Figure):
                 Panel("Against the shortest ramp, with the margin", "T [updates]", y, differences, limits, **look)
             )
         notes = [f"Drawn: {group.describe()}. Points are means over seeds, bands their range.", *states(group)]
-        if others := len(ramped(runs)) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings.")
+        notes += not_drawn(len(ramped(runs)) - len(group), "of BranchNorm with other settings")
         finding = "; ".join(said)
         margin = f"The margin of equivalence is {EQUIVALENT:g} nats."
         said = f"{finding[0].upper()}{finding[1:]}. {margin}"

@@ -14,6 +14,7 @@ from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import Record, Runs, spans
+from ...measures.comparison import not_drawn
 from ...measures.first_updates import (
     DEPTH,
     FIRST,
@@ -75,8 +76,7 @@ class FirstUpdates(Figure):
         branches = alike(_inputs(own, ffn=ffn, branch=True) for ffn in (True, False))
         controls = [*controls, *(panel for panel in branches if panel.series)]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds (d: geometric), bands their range."]
-        if others := sum(map(len, groups)) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' if others > 1 else ''} with other settings.")
+        notes += not_drawn(sum(map(len, groups)) - len(group), "with other settings")
         if any(record.label == "deepnorm" for record in group):
             notes.append("DeepNorm's norm inputs are its shortcut factor times √d by construction.")
         if any(style.family(record.label) == "branchnorm" for record in group):

@@ -14,7 +14,7 @@ from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import Effect, claim
 from ...collection import LAYERS, Runs
-from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, not_drawn, states
 from ...measures.families import among_others, families
 from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
@@ -48,8 +48,7 @@ class QualityOfAll(Figure):
         panels = [_panel(title, own, lines, measured, group.depths) for title, own in families(group.labels).items()]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *states(group)]
         notes += recipe_notes(group)
-        if others := len(runs.where(kind="train")) - len(group):
-            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings, or without an end.")
+        notes += not_drawn(len(runs.where(kind="train")) - len(group), "with other settings, or without an end")
         if not measured.is_bleu:
             notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
         if any(run.verdict == "diverged" for run in group):

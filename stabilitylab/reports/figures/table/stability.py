@@ -13,7 +13,16 @@ from ...arrange import signs
 from ...base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import LAYERS, Frame, Record, Runs
-from ...measures.comparison import comparable, counted, decided, failed, lost_by_seed, states, with_the_protocols_ramp
+from ...measures.comparison import (
+    comparable,
+    counted,
+    decided,
+    failed,
+    lost_by_seed,
+    not_drawn,
+    states,
+    with_the_protocols_ramp,
+)
 from ...measures.gains import by_gain
 from ...measures.outcomes import mark
 from ...measures.provenance import provenance
@@ -132,8 +141,7 @@ def _notes(runs: Runs, group: Runs, table: Frame) -> list[str]:
     notes = [f"Drawn: {group.describe()}; {several} a cell. A value is the mean over seeds that did not diverge."]
     notes += states(group)
     notes += recipe_notes(group)
-    if others := len(judged(runs)) - len(group):
-        notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings.")
+    notes += not_drawn(len(judged(runs)) - len(group), "with other settings")
     return notes
 
 
