@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 
 from .. import style
 from ..base import MissingRuns
@@ -15,21 +16,29 @@ OWN, FAIRSEQS = " gain=1", ""  # endings of a Post-LN's label
 WORDS = {OWN: "gain 1", FAIRSEQS: "fairseq's gain"}  # DeepNet's first: where it is there, it decides
 
 
-def by_gain(runs: Runs, measure: Callable[[Runs, str], Sequence[Effect | Share]]) -> list[Effect | Share]:
-    """Returns what ``measure`` finds with labels that end in `` gain=1``, and beside it, describing, with fairseq's;
-    where there are no runs of the first, the second decides. Raises MissingRuns where there are none of either."""
-    found: list[Effect | Share] = []
-    lacking: list[MissingRuns] = []
-    for ending, words in WORDS.items():
-        try:
-            effects = [replace(effect, name=f"{effect.name}, {words}") for effect in measure(runs, ending)]
-        except MissingRuns as missing:
-            lacking.append(missing)
-            continue
-        found += [described(effect) for effect in effects] if found else effects
-    if not found:
-        raise lacking[0 if any(label.endswith(OWN) for label in runs.labels) else -1]  # about runs that are there
-    return found
+def by_gain(measure: Callable[[Runs, str], Sequence[Effect | Share]]) -> Callable[[Runs], list[Effect | Share]]:
+    """Decorate the measure of a claim that takes runs and the ending of a Post-LN's label.
+
+    The decorated measure returns the effects for DeepNet's gain, which decide, and then those for fairseq's gain, which
+    describe. Without runs of DeepNet's gain, fairseq's decides. Raises MissingRuns if there are runs of neither.
+    """
+
+    @wraps(measure)
+    def measure_both(runs: Runs) -> list[Effect | Share]:
+        found: list[Effect | Share] = []
+        lacking: list[MissingRuns] = []
+        for ending, words in WORDS.items():
+            try:
+                effects = [replace(effect, name=f"{effect.name}, {words}") for effect in measure(runs, ending)]
+            except MissingRuns as missing:
+                lacking.append(missing)
+                continue
+            found += [described(effect) for effect in effects] if found else effects
+        if not found:
+            raise lacking[0 if any(label.endswith(OWN) for label in runs.labels) else -1]  # about runs that are there
+        return found
+
+    return measure_both
 
 
 def of_gain_one(labels: Sequence[str], label: str) -> str:

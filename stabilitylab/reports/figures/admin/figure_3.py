@@ -251,11 +251,8 @@ def deepnorm_uniform(runs: Runs) -> list[Effect]:
     sweep="deepnet:4",
     after="the second X, > 3, came after the runs",
 )
-def adam_balances(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _balanced)
-
-
-def _balanced(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def adam_balances(runs: Runs, gain: str) -> list[Effect]:
     label = f"postln{gain}"
     deep = runs.where(kind="train", label=label, layers=(DEEP, DEEP), table="update_ratio")
     groups = deep.where(lambda run: run.updates >= EARLY).groups()

@@ -11,7 +11,7 @@ from ....experiments import SEEDS, Experiment, Recipe, command, probing, protoco
 from ....experiments.recipe import BRANCHNORM
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
-from ...claims import NAMED_LATER, Effect, Share, claim, together
+from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...conditions import CONVERGED, last_fall
 from ...measures.comparison import comparable, counted, failed, last_nll, not_drawn, states
@@ -160,11 +160,8 @@ def _slopes(gaps: Gaps) -> dict[int, float]:
     sweep="branchnorm:1",
     after=NAMED_LATER,
 )
-def undertrained_deepnorm(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _undertrained)
-
-
-def _undertrained(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def undertrained_deepnorm(runs: Runs, gain: str) -> list[Effect]:
     postln = f"postln{gain}"
     group, gaps = next(
         ((group, gaps) for group, gaps in reversed(_sweeps(runs, postln, _converged)) if gaps), (Runs([]), {})

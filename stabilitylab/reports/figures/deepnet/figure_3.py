@@ -112,11 +112,8 @@ def _pairs(group: Runs, depth: int, gain: str) -> list[tuple[int, Record, Record
     sweep="deepnet:3",
     after=NAMED_LATER,
 )
-def larger_last_gradient(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _larger)
-
-
-def _larger(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def larger_last_gradient(runs: Runs, gain: str) -> list[Effect]:
     labels = [label + gain for label in BOTH]
     fit = runs.where(label=labels, table="grad_norm")
     first = _ratios("at initialisation", fit, 0, gain)
@@ -166,11 +163,8 @@ def _ratios(when: str, runs: Runs, step: int, gain: str) -> list[Effect]:
     sweep="deepnet:3",
     after=NAMED_LATER,
 )
-def converges_where_postln_does_not(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _converges)
-
-
-def _converges(runs: Runs, gain: str) -> list[Share]:
+@by_gain
+def converges_where_postln_does_not(runs: Runs, gain: str) -> list[Share]:
     def fit(run: Record) -> bool:
         return run.updates >= 3000 and run.width >= 512
 

@@ -153,11 +153,8 @@ def _finding(own: dict[tuple[str, int], Runs]) -> str:
     threshold="R: < .05; X: > .2",
     sweep="deepnet:4",
 )
-def explodes_then_freezes(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _freezes)
-
-
-def _freezes(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def explodes_then_freezes(runs: Runs, gain: str) -> list[Effect]:
     jump: dict[int, float] = {}
     later: dict[int, float] = {}
     (arm,) = first_arms(runs, (f"postln{gain}", True))
@@ -197,11 +194,8 @@ def _thirty(
     threshold="R: < .8; X: > 1 (the plan names no X: ours)",
     sweep="deepnet:4",
 )
-def warmup_reduces_the_update(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _reduced)
-
-
-def _reduced(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def warmup_reduces_the_update(runs: Runs, gain: str) -> list[Effect]:
     warm, cold = first_arms(runs, (f"postln{gain}", False), (f"postln{gain}", True))
     return [_thirty("with / without warm-up", warm, cold, Region(high=0.8), Region(low=1))]
 
@@ -219,11 +213,8 @@ def _reduced(runs: Runs, gain: str) -> list[Effect]:
     sweep="deepnet:4",
     after=NAMED_LATER,
 )
-def order_of_updates(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _ordered)
-
-
-def _ordered(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def order_of_updates(runs: Runs, gain: str) -> list[Effect]:
     wanted = [(f"postln{gain}", True), (f"postln{gain}", False), (f"postln-init{gain}", False)]
     cold, warm, init = first_arms(runs, *wanted)
     each = [_thirty("no warm-up / warm-up", cold, warm), _thirty("warm-up / init with warm-up", warm, init)]
@@ -244,11 +235,8 @@ def _ordered(runs: Runs, gain: str) -> list[Effect]:
     pilot="1.3 at step 0",
     after=NAMED_LATER,
 )
-def large_norm_inputs(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _large_inputs)
-
-
-def _large_inputs(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def large_norm_inputs(runs: Runs, gain: str) -> list[Effect]:
     (cold,) = first_arms(runs, (f"postln{gain}", True), tables=["ln_input"])
     found = {seed: norm_inputs(record, "value") for seed, record in cold.items()}
     growth = {seed: sizes[FIRST] / sizes[0] for seed, sizes in found.items()}
@@ -277,11 +265,8 @@ def _large_inputs(runs: Runs, gain: str) -> list[Effect]:
     threshold="R: > .8; X: < .5 (the plan names no X: ours)",
     sweep="deepnet:4",
 )
-def order_of_events(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _in_order)
-
-
-def _in_order(runs: Runs, gain: str) -> list[Share]:
+@by_gain
+def order_of_events(runs: Runs, gain: str) -> list[Share]:
     tables = ("model_update", "ln_input", "activation_grad_norm")
     (arm,) = first_arms(runs, (f"postln{gain}", True), tables=tables)
     times = {seed: half_way(record) for seed, record in arm.items()}

@@ -13,7 +13,7 @@ from ....experiments import SEEDS, Experiment, Recipe, one_gpu, one_step, probin
 from ... import style
 from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
-from ...claims import NAMED_LATER, Effect, Share, claim, together
+from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Runs, pairs
 from ...measures.by_label import by_label
 from ...measures.comparison import both
@@ -191,11 +191,10 @@ def _finding(group: Runs) -> str:
     sweep=FAST,
     pilot=".7 to 1.0; a plateau beyond 25 layers",
 )
-def postln_update_grows(runs: Runs) -> list[Effect | Share]:
+@by_gain
+def postln_update_grows(runs: Runs, gain: str) -> list[Effect]:
     regions = Region(low=0.5), Region(high=0.15)
-    return by_gain(
-        runs, lambda own, gain: [growth("exponent", own, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
-    )
+    return [growth("exponent", runs, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
 
 
 @claim(
@@ -246,11 +245,8 @@ def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
     kind="implied",
     after=NAMED_LATER,
 )
-def much_smaller_update(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _smaller)
-
-
-def _smaller(runs: Runs, gain: str) -> list[Effect]:
+@by_gain
+def much_smaller_update(runs: Runs, gain: str) -> list[Effect]:
     label = f"postln{gain}"
     first, second = of_label(runs, label), of_label(runs, "deepnorm")
     found = []

@@ -122,11 +122,13 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
 def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
     """Return the effects with Adam, as in all of the paper's experiments; its argument covers any update of the
     encoder."""
-    regions = Region(low=0.3), Region(high=0.3)
-    found = by_gain(
-        runs,
-        lambda own, gain: [growth("exponent, Post-LN", own, f"postln{gain}", "adam", "encoder", UNSATURATED, *regions)],
-    )
+
+    @by_gain
+    def postln(own: Runs, gain: str) -> list[Effect]:
+        regions = Region(low=0.3), Region(high=0.3)
+        return [growth("exponent, Post-LN", own, f"postln{gain}", "adam", "encoder", UNSATURATED, *regions)]
+
+    found = postln(runs)
     try:
         return [*found, growth("exponent, DeepNorm", runs, "deepnorm", "adam", "encoder", UNSATURATED)]
     except MissingRuns:

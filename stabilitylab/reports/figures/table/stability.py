@@ -11,7 +11,7 @@ from ....experiments import Experiment, Recipe, command, sweep, table_runs
 from ... import style
 from ...arrange import signs
 from ...base import Figure, Map, MissingRuns, Panel, Picture, figure
-from ...claims import NAMED_LATER, Effect, Share, claim
+from ...claims import NAMED_LATER, Share, claim
 from ...collection import LAYERS, Frame, Record, Runs
 from ...measures.comparison import (
     comparable,
@@ -177,11 +177,8 @@ def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
     sweep="table:stability",
     after=NAMED_LATER,
 )
-def deep_postln_diverges(runs: Runs) -> list[Effect | Share]:
-    return by_gain(runs, _only_postln_fails)
-
-
-def _only_postln_fails(runs: Runs, gain: str) -> list[Share]:
+@by_gain
+def deep_postln_diverges(runs: Runs, gain: str) -> list[Share]:
     labels = (f"postln{gain}", "deepnorm", "branchnorm", "admin")
     long = _long(runs.where(label=labels))
     arms = {label: _arm(long, label, 18 if label == "admin" else None) for label in labels}
