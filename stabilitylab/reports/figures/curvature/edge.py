@@ -133,21 +133,34 @@ def _rate(record: Record) -> float:
 
 def _finding(runs: Runs) -> str:
     parts = []
-    for said, measure in (
-        ("preconditioned sharpness lies at {:.2f} of its edge", settles),
-        ("{:.0%} of rising and of other updates are told by the curvature along the gradient", told),
-        ("sharpness grows {:.2g}-fold in warm-up", sharpens),
+    told = "{:.0%} of rising and of other updates are told by the curvature along the gradient"
+    for said, entry in (
+        ("preconditioned sharpness lies at {:.2f} of its edge", adam_at_its_edge),
+        (told, rises_beyond_two_over_lr),
+        ("sharpness grows {:.2g}-fold in warm-up", sharpens_in_warm_up),
     ):
         try:
-            (first, *_) = measure(runs)
+            (first, *_) = entry.measure(runs)
         except MissingRuns:
             continue
-        values = np.array([*first.values.values()])
-        parts.append(said.format(float(np.exp(np.log(values).mean()) if first.log else values.mean())))
+        parts.append(said.format(first.judge()["mean"]))
     return f"In full-batch training {', '.join(parts)}." if parts else "No run is long enough to say anything."
 
 
-def settles(runs: Runs) -> list[Effect]:
+@claim(
+    "C56",
+    figure="curvature:edge",
+    stage="after training",
+    must_read=False,
+    paper=PAPER,
+    sentence="Full-batch Adam trains at its edge of stability: preconditioned sharpness settles at 38 / lr",
+    source="Cohen et al. 2022 (2207.14484), Fig. 1",
+    statistic="median over the second half of a run of preconditioned sharpness over (2 + 2 beta1) / ((1 - beta1) lr), "
+    "rows with a residual of 5 % or less, lr 1e-3; beside it lr 3e-4",
+    threshold="R: within .8 to 1.25; X: < .5 (the paper names none: ours)",
+    sweep="curvature:edge",
+)
+def adam_at_its_edge(runs: Runs) -> list[Effect]:
     """Return the median of to_edge over the second half of a run."""
     found = []
     for rate in RATES:
@@ -168,7 +181,20 @@ def settles(runs: Runs) -> list[Effect]:
     return found
 
 
-def told(runs: Runs) -> list[Effect]:
+@claim(
+    "C57",
+    figure="curvature:edge",
+    stage="after training",
+    must_read=False,
+    paper=PAPER,
+    sentence="Adam's loss rises precisely where the curvature along the gradient exceeds 2 / lr",
+    source="2506.04805, abstract",
+    statistic="without momentum (beta1 = 0): balanced share of rows of which g'Hg / g'g > 2 / lr, preconditioned, says "
+    "whether the next training loss is higher",
+    threshold="R: > .8; X: < .6 (the paper names none: ours)",
+    sweep="curvature:edge",
+)
+def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
     """Return the mean of two shares of a run's rows: of the rows whose update raised the training loss, the share with
     a curvature along the gradient above 2 / lr; of the others, the share without."""
     own = full_batch_runs(runs, "preconditioned_sharpness", 0.0)
@@ -189,54 +215,6 @@ def told(runs: Runs) -> list[Effect]:
     ]
 
 
-def sharpens(runs: Runs) -> list[Effect]:
-    """Return sharpness in the last row of warm-up over that of row 0, for runs in which both have converged."""
-    own = full_batch_runs(runs, "sharpness", 0.9)
-    values = {}
-    for run in own:
-        measured = run.frame("sharpness", ["value"])["step"]
-        inside = measured[measured <= int(run.settings["train.warmup"])]
-        data = rows(run, "sharpness", "value").set_index("step")["value"]
-        ends = [data.get(step, math.nan) for step in (inside.min(), inside.max())] if inside.nunique() > 1 else []
-        if ends and all(end > 0 for end in ends):
-            values[run.seed] = float(ends[1] / ends[0])
-    return [Effect("sharpness, end of warm-up over start", values, Region(low=1.5), Region(high=1), log=True, of=own)]
-
-
-@claim(
-    "C56",
-    figure="curvature:edge",
-    stage="after training",
-    must_read=False,
-    paper=PAPER,
-    sentence="Full-batch Adam trains at its edge of stability: preconditioned sharpness settles at 38 / lr",
-    source="Cohen et al. 2022 (2207.14484), Fig. 1",
-    statistic="median over the second half of a run of preconditioned sharpness over (2 + 2 beta1) / ((1 - beta1) lr), "
-    "rows with a residual of 5 % or less, lr 1e-3; beside it lr 3e-4",
-    threshold="R: within .8 to 1.25; X: < .5 (the paper names none: ours)",
-    sweep="curvature:edge",
-)
-def adam_at_its_edge(runs: Runs) -> list[Effect]:
-    return settles(runs)
-
-
-@claim(
-    "C57",
-    figure="curvature:edge",
-    stage="after training",
-    must_read=False,
-    paper=PAPER,
-    sentence="Adam's loss rises precisely where the curvature along the gradient exceeds 2 / lr",
-    source="2506.04805, abstract",
-    statistic="without momentum (beta1 = 0): balanced share of rows of which g'Hg / g'g > 2 / lr, preconditioned, says "
-    "whether the next training loss is higher",
-    threshold="R: > .8; X: < .6 (the paper names none: ours)",
-    sweep="curvature:edge",
-)
-def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
-    return told(runs)
-
-
 @claim(
     "C58",
     figure="curvature:edge",
@@ -250,4 +228,14 @@ def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
     sweep="curvature:edge",
 )
 def sharpens_in_warm_up(runs: Runs) -> list[Effect]:
-    return sharpens(runs)
+    """Return sharpness in the last row of warm-up over that of row 0, for runs in which both have converged."""
+    own = full_batch_runs(runs, "sharpness", 0.9)
+    values = {}
+    for run in own:
+        measured = run.frame("sharpness", ["value"])["step"]
+        inside = measured[measured <= int(run.settings["train.warmup"])]
+        data = rows(run, "sharpness", "value").set_index("step")["value"]
+        ends = [data.get(step, math.nan) for step in (inside.min(), inside.max())] if inside.nunique() > 1 else []
+        if ends and all(end > 0 for end in ends):
+            values[run.seed] = float(ends[1] / ends[0])
+    return [Effect("sharpness, end of warm-up over start", values, Region(low=1.5), Region(high=1), log=True, of=own)]
