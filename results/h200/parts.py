@@ -134,7 +134,7 @@ def steps_that_fit(left: float, start: float, pace: float) -> int:
     """
     arms = len(one_gpu.ARMS)
     choice = math.ceil(arms * len(one_gpu.RATES) * len(protocol.CHOICE_SEEDS) / WORKERS)
-    main = math.ceil(arms * len(one_gpu.SIX) / WORKERS)
+    main = math.ceil(arms * len(protocol.SEEDS) / WORKERS)
     each = (SHARE * left - (choice + main) * start) / (choice / 4 + main)
     return min(MOST, max(FEWEST, math.floor(each / pace / ROUND) * ROUND))
 

@@ -20,7 +20,6 @@ FULLER = {"data": {"sentences": 160, "shapes": 8, "length_multiple": 8}}
 WIDE = merge(TEXT, FULLER, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
 # 100L-100L at d = 512 would leave 9 GB a run, and write them every ten minutes
 NO_WEIGHTS = {"train": {"final_checkpoint": False, "checkpoint_minutes": 0.0}}
-SIX = (*SEEDS, 8)
 
 
 def by_seed(ask: Recipe, own: Sequence[int]) -> Iterator[Recipe]:
@@ -55,11 +54,11 @@ def main(
     of a seed before the next seed, and last BranchNorm with a ramp of 20 %."""
     rates = dict.fromkeys(arms, PAPERS_RATE) if rates is None else rates
     shared = (WIDE, REGULAR, protocol.WITH_LAYERS, ask.settings)
-    for seed in ask.seeds or SIX:
+    for seed in ask.seeds or protocol.SEEDS:
         for arm in arms:
             yield protocol.run(arm, LAYERS, seed, rates[arm], updates, *shared)
     longer = protocol.share(updates, LONG_RAMP)
-    for seed in ask.seeds or SIX:
+    for seed in ask.seeds or protocol.SEEDS:
         own: Settings = {"model": {"T": longer}}
         arm = protocol.BRANCH
         yield protocol.run(arm, LAYERS, seed, rates[arm], updates, *shared, own, tags=[f"T{longer}"])

@@ -16,7 +16,7 @@ from ..config import resolve
 from ..labels import label
 from .recipe import CONTROLS, Experiment, Recipe, Settings, name_of, probing, slug
 
-RAMP = 0.04  # of the run: warm-up, and BranchNorm's T
+RAMP = 0.04  # of the run: warm-up, and BranchNorm's T (the paper's 4,000 of 100,000 updates)
 POST, SMALL, DEEP, BRANCH = ARMS = ("postln gain=1", "branchnorm T=1", "deepnorm", "branchnorm")
 PRE = "preln"
 ALPHA_ALONE = "deepnorm alpha-only gain=1"  # beside them, at 6 layers a side

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..experiments.protocol import RAMP
 from . import style
 from .collection import Record
 
 TAIL_OF_RUN = 0.2  # share of the updates over which a converged run's held-out loss ...
 CONVERGED = 0.01  # ... falls by less than this [nats/token] (Protocol 2, rule 4)
 TOLERANCE = 0.15  # relative, of the protocol's ramp: short runs are rounded
-RAMP = 0.04  # share of the run: BranchNorm's 4,000 of 100,000 updates
 
 
 def conditions(records: Iterable[Record]) -> str:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...experiments import command
+from ...experiments.protocol import RAMP
 from ...verdict import UNREAD
 from .. import style
 from ..base import MissingRuns, Panel
 from ..collection import Record, Runs, pairs
-from ..conditions import RAMP, by_protocol
+from ..conditions import by_protocol
 
 RATE = "train.lr"
 ENOUGH = 3  # seeds; beyond them a longer training counts for more than another seed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ....decisive import decisive
-from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
+from ....experiments import Experiment, Recipe, command, one_step, probing, protocol, sweep
 from ... import style
 from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
@@ -18,7 +18,6 @@ from ...measures.comparison import counted
 from ...measures.provenance import provenance
 from ...statistics import slope
 
-SIX = (3, 4, 5, 6, 7, 8)
 SHOWN = (
     ("critical_sharpness", "critical_rate", "Critical rate of Adam's first update", "learning rate"),
     ("preconditioned_sharpness", "to_edge", "Adam's edge at the run's full rate", "preconditioned sharpness / edge"),
@@ -32,7 +31,7 @@ def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
     """Steps once with every architecture, 3 to 25 layers a side, six seeds; at scale paper the base size, up to 100."""
     depths = (3, 6, 12, 25) if ask.tiny else (6, 12, 18, 25, 50, 100)
     yield from ask.runs(
-        one_step.ARCHS, depths, one_step.size(ask), probing("default", *TABLES), seeds=SIX, kind="onestep"
+        one_step.ARCHS, depths, one_step.size(ask), probing("default", *TABLES), seeds=protocol.SEEDS, kind="onestep"
     )
 
 

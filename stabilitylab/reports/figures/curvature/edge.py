@@ -11,7 +11,7 @@ import numpy as np
 
 from ....config import merge
 from ....decisive import decisive
-from ....experiments import Experiment, Recipe, command, sweep
+from ....experiments import Experiment, Recipe, command, protocol, sweep
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import Effect, claim
@@ -20,7 +20,6 @@ from ...measures.provenance import provenance
 from ...statistics import Region
 
 PAPER = "Curvature"
-SIX = (3, 4, 5, 6, 7, 8)
 RATES = (1e-3, 3e-4)  # the first decides
 # .004 of the synthetic text is 33 pairs: one batch, the same in each update
 FULL_BATCH = {
@@ -40,12 +39,12 @@ def full_batch(ask: Recipe) -> Iterator[Experiment]:
     names = ("preconditioned_sharpness", "sharpness", "critical_sharpness")
     for rate in RATES:
         own = {"train": {"lr": rate}, "probes": {**ON_IT, "names": names, "curvature_every": 100}}
-        yield from ask.runs(["preln"], [2], merge(FULL_BATCH, own), seeds=SIX, tag=f"adam-{rate:g}")
+        yield from ask.runs(["preln"], [2], merge(FULL_BATCH, own), seeds=protocol.SEEDS, tag=f"adam-{rate:g}")
     alone = {
         "train": {"lr": RATES[0], "beta1": 0.0, "steps": 1500, "warmup": 100},
         "probes": {**ON_IT, "names": names[:1], "curvature_every": 10},
     }
-    yield from ask.runs(["preln"], [2], merge(FULL_BATCH, alone), seeds=SIX, tag="no-momentum")
+    yield from ask.runs(["preln"], [2], merge(FULL_BATCH, alone), seeds=protocol.SEEDS, tag="no-momentum")
 
 
 def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]) -> Runs:
