@@ -180,6 +180,11 @@ class Record:
         return int(model["T"]) if grows and model["T"] > 1 else None
 
     @property
+    def layers_text(self) -> str:
+        """The layers of each stack, such as ``18L-18L``; "" if they are not known."""
+        return "-".join(f"{count}L" for count in self.layers if count)
+
+    @property
     def depth(self) -> int:
         """The layers of the deeper stack: N for an N-layer encoder and decoder."""
         return max(self.layers)
@@ -412,7 +417,7 @@ class Runs(Sequence[Record]):
         }
         steps = sorted({record.settings["train.steps"] for record in self if "train.steps" in record.settings})
         updates = f"{' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} updates" if steps else ""
-        layers = {f"{'-'.join(f'{n}L' for n in record.layers if n)}" for record in self}
+        layers = {record.layers_text for record in self}
         words = [
             layers.pop() if len(layers) == 1 else f"{len(layers)} depths",
             f"{shared['model.d_model']} wide" if "model.d_model" in shared else "",

@@ -23,7 +23,7 @@ def conditions(records: Iterable[Record]) -> str:
         return ""
     trained = [run for run in runs if run.kind == "train"]
     words = [
-        _several(runs, lambda run: "-".join(f"{n}L" for n in run.layers if n)),
+        _several(runs, lambda run: run.layers_text),
         _several(
             runs, lambda run: "-".join(str(run.settings.get(f"model.{k}")) for k in ("d_model", "d_ffn", "heads"))
         ),

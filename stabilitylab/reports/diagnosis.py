@@ -64,8 +64,7 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
     notes += [note for one in drawn for note in one.notes("")]
     if not panels:
         raise MissingRuns(f"{record.name} has recorded nothing yet: come back after its first steps")
-    depth = "-".join(f"{n}L" for n in record.layers if n) or "a model of your own"
-    notes = [f"{record.label}, {depth}.", *notes]
+    notes = [f"{record.label}, {record.layers_text or 'a model of your own'}.", *notes]
     if pooled > 1:
         notes.append(f"A column of a map shows the largest number of up to {pooled} probed steps.")
     if checked := audited(record.run.manifest):

@@ -10,7 +10,7 @@ from ..collection import Record, Runs
 def provenance(group: Runs) -> str:
     """Writes ``18L-18L, 64 wide, text data, 6,000 updates, T 4 % of them``; what differs between runs as a span."""
     words = [
-        _one({"-".join(f"{n}L" for n in run.layers if n) for run in group}, "depths"),
+        _one({run.layers_text for run in group}, "depths"),
         _one({f"{run.width} wide" for run in group if run.width}, "widths"),
         _one({_data(run) for run in group} - {""}, "data sets"),
         "one step" if group and group[0].kind == "onestep" else _updates(group),

@@ -16,14 +16,9 @@ WORTH_SAYING = 10.0  # times by which a stack's gradient falls; below that no ru
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def layers(record: Record) -> str:
-    """``100L-100L``; "" of a model whose settings are not known."""
-    return "-".join(f"{count}L" for count in record.layers if count)
-
-
 def heading(record: Record) -> str:
     """``Post-LN 100L-100L``; the name of a run of one's own, as many such runs have one class of model."""
-    return record.name if record.kind == "watched" else f"{style.title(record.label)} {layers(record)}".strip()
+    return record.name if record.kind == "watched" else f"{style.title(record.label)} {record.layers_text}".strip()
 
 
 def sentence(record: Record, found: Diagnosis | None) -> str:

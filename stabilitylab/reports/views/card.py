@@ -21,8 +21,8 @@ def card(run: Run) -> str:
     line, in HTML that needs neither scripts nor a network."""
     record = Record(run.snapshot(), run.name)
     status = record.status
-    depth = "-".join(f"{count}L" for count in record.layers if count)
-    model = ", ".join(filter(None, (record.label, depth, f"{record.width} wide" if record.width else "")))
+    width = f"{record.width} wide" if record.width else ""
+    model = ", ".join(filter(None, (record.label, record.layers_text, width)))
     state = f"{status.state} at step {status.step}" + (f" ({status.reason})" if status.reason else "")
     line = spark(record)
     rows = {"status": state, "verdict": record.verdict, "model": model}
