@@ -16,7 +16,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...measures.by_label import by_label
-from ...measures.comparison import both, decided, failed, lost_by_seed
+from ...measures.comparison import both, counted, decided, failed, lost_by_seed
 from ...measures.gains import OWN, WORDS, by_gain, dash, of_gain_one
 from ...measures.layers import by_layer, held_out_panel, layer_values
 from ...measures.provenance import provenance
@@ -84,12 +84,11 @@ def _finding(group: Runs) -> str:
     ratios = {depth: [_last(b) / _last(a) for _, a, b in own] for depth, own in found.items()}
     middle = {depth: math.exp(np.mean(np.log(values))) for depth, values in ratios.items()}
     above = sum(value > 1 for value in middle.values())
-    seeds = max(map(len, ratios.values()))
+    seeds = counted(max(map(len, ratios.values())))
     said = f", both of {WORDS[gain]}," if gain == OWN else ""
     return (
         f"At initialisation the last decoder layer's gradient is larger in Post-LN-init than in Post-LN{said} at "
-        f"{above} of {len(middle)} depths (ratio {min(middle.values()):.2f} to {max(middle.values()):.2f}, "
-        f"{'one seed' if seeds == 1 else f'{seeds} seeds'})."
+        f"{above} of {len(middle)} depths (ratio {min(middle.values()):.2f} to {max(middle.values()):.2f}, {seeds})."
     )
 
 

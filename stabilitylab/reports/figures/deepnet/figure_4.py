@@ -14,7 +14,7 @@ from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import Record, Runs, spans
-from ...measures.comparison import not_drawn
+from ...measures.comparison import counted, not_drawn
 from ...measures.first_updates import (
     DEPTH,
     FIRST,
@@ -136,8 +136,7 @@ def _finding(own: dict[tuple[str, int], Runs]) -> str:
         return "These runs have no update in common."
     means = {arm: float(np.mean([curve[last] for curve in found])) for arm, found in curves.items()}
     order = sorted(means, key=lambda arm: -means[arm])
-    seeds = {len(runs) for runs in own.values()}
-    count = "one seed" if seeds == {1} else f"{' to '.join(map(str, sorted({min(seeds), max(seeds)})))} seeds"
+    count = counted([len(runs) for runs in own.values()])
     return f"‖ΔF‖ after {last} updates: {', '.join(f'{_name(*arm)} {means[arm]:.2g}' for arm in order)} ({count})."
 
 

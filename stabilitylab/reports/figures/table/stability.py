@@ -136,9 +136,8 @@ def _finding(table: Frame) -> str:
 
 
 def _notes(runs: Runs, group: Runs, table: Frame) -> list[str]:
-    seeds = sorted(set(table["seeds"]))
-    several = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0])
-    notes = [f"Drawn: {group.describe()}; {several} a cell. A value is the mean over seeds that did not diverge."]
+    seeds = counted(table["seeds"].tolist())
+    notes = [f"Drawn: {group.describe()}; {seeds} a cell. A value is the mean over seeds that did not diverge."]
     notes += states(group)
     notes += recipe_notes(group)
     notes += not_drawn(len(judged(runs)) - len(group), "with other settings")
