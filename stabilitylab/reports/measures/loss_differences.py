@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import style
-from ..base import MissingRuns
+from ..base import MissingRuns, Series, Spread
 from ..claims import Effect, described, together
 from ..collection import LAYERS, Record, Runs, pairs
 from ..statistics import Region, t_interval
@@ -18,7 +18,7 @@ from .comparison import ENOUGH, comparable, failed, last_nll, with_the_protocols
 from .quality import even, share_of
 
 EQUIVALENT = 0.05  # nats: the margin of "insensitive to"
-Gaps = dict[int, dict[int, float]]  # depth -> seed -> loss of one label minus that of another
+Gaps = dict[int, dict[int, float]]  # depth, or length of the ramp -> seed -> loss minus that of another run
 
 
 def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float] = last_nll) -> Gaps:
@@ -31,6 +31,15 @@ def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float
         if values := {seed: a - b for seed, (a, b) in losses.items() if not math.isnan(a + b)}:
             gaps[depth] = values
     return gaps
+
+
+def gap_line(gaps: Gaps, name: str, **look: Any) -> Series:
+    """Return a line of gaps: at each depth, or length of the ramp, the mean over seeds with their range."""
+    spread = Spread()
+    for place, by_seed in gaps.items():
+        for value in by_seed.values():
+            spread.add([place], [value])
+    return spread.series(name, **look)
 
 
 def behind(group: Runs, depth: int, seeds: Iterable[int], *labels: str) -> Runs:

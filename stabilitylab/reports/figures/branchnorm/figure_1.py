@@ -10,13 +10,13 @@ import numpy as np
 from ....experiments import SEEDS, Experiment, Recipe, command, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
 from ... import style
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, figure
 from ...claims import NAMED_LATER, Effect, claim, together
-from ...collection import LAYERS, Record, Runs, pairs
+from ...collection import LAYERS, Record, Runs
 from ...conditions import CONVERGED, last_fall
 from ...measures.comparison import comparable, counted, failed, last_nll, not_drawn, states
 from ...measures.gains import WORDS, by_gain
-from ...measures.loss_differences import Gaps, behind, gaps_of, measured, weight
+from ...measures.loss_differences import Gaps, behind, gap_line, gaps_of, measured, weight
 from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
@@ -65,7 +65,7 @@ class GapToPostLN(Figure):
         (group, _), postln = max(reversed(sweeps), key=lambda one: _rank(one[0]))
         labels = (postln, DEEPNORM)
         scores = quality(group)
-        gaps = _gaps(group, scores, labels)
+        gaps = gaps_of(group.where(_trained), *labels, scores.gain)
         bad = 0.0 if scores.is_bleu else worst(group, scores.values)
         levels = [
             line
@@ -76,9 +76,9 @@ class GapToPostLN(Figure):
         look = {"log_x": True, "ticks": group.depths}
         panels = [Panel("Quality", "layers a side", scores.axis, levels, **look)]
         if gaps:
-            zero = Reference(0.0, "equal")
-            panels.append(Panel("Gap", "layers a side", f"gap to Post-LN [{_unit(scores)}]", [_line(gaps)], [zero],
-                                **look))  # fmt: skip
+            line = gap_line(gaps, "DeepNorm's gap to Post-LN", arch=DEEPNORM, dash="dashed")
+            unit = f"gap to Post-LN [{_unit(scores)}]"
+            panels.append(Panel("Gap", "layers a side", unit, [line], [Reference(0.0, "equal")], **look))
         notes = [f"Drawn: {group.describe()}. Points are means over seeds, bands their range.", *states(group)]
         notes += [_lost(group, label) for label in labels if any(map(failed, group.where(label=label)))]
         if not scores.is_bleu:
@@ -92,25 +92,6 @@ class GapToPostLN(Figure):
 
 def _unit(scores: Quality) -> str:
     return "BLEU" if scores.is_bleu else "nats/token"
-
-
-def _gaps(group: Runs, scores: Quality, labels: tuple[str, str]) -> Gaps:
-    """Return Post-LN's quality minus DeepNorm's, by depth and seed, where both trained."""
-    gaps: Gaps = {}
-    trained = group.where(lambda run: not failed(run))
-    for depth in group.depths:
-        one, other = (trained.where(depth=depth, label=label) for label in labels)
-        if found := {seed: scores.gain(a) - scores.gain(b) for seed, a, b in pairs(one, other)}:
-            gaps[depth] = found
-    return gaps
-
-
-def _line(gaps: Gaps) -> Series:
-    spread = Spread()
-    for depth, by_seed in gaps.items():
-        for value in by_seed.values():
-            spread.add([depth], [value])
-    return spread.series("DeepNorm's gap to Post-LN", arch="deepnorm", dash="dashed")
 
 
 def _lost(group: Runs, label: str) -> str:

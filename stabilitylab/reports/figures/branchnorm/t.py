@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from ....experiments import SEEDS, Experiment, Recipe, command, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from ...claims import NAMED_LATER, Effect, claim, described
 from ...collection import Record, Runs, pairs
 from ...measures.comparison import counted, failed, last_nll, not_drawn, states
-from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
+from ...measures.loss_differences import EQUIVALENT, Gaps, every_two, gap_line, measured, of_values, ramped
 from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
 from ...style import DASHES, of_amounts
@@ -22,7 +21,6 @@ from ...style import DASHES, of_amounts
 RAMP, RATE = "model.T", "train.lr"
 LONGEST_RAMP = 0.2  # share of the run: the paper's largest T
 MARKERS = "Dos^"  # of learning rates, lowest first
-Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the reference
 
 
 @figure("branchnorm:T", title="Length of alpha's ramp", source="BranchNorm, Section 5.1")
@@ -56,7 +54,7 @@ class LengthOfRamp(Figure):
             ends += outcomes(own, values, _ramp, name, bad=bad, marker=marker, **look)
             base, gaps = _differences(own, shared)
             if gaps:
-                differences.append(_line(gaps, name, marker=marker, **look))
+                differences.append(gap_line(gaps, name, marker=marker, **look))
             said.append(_said(name, base, gaps, own))
         fifth = Reference(LONGEST_RAMP * group[0].updates, "1/5 of the run", vertical=True)
         ramps = sorted({_ramp(run) for run in group})
@@ -130,14 +128,6 @@ def _differences(own: Runs, shared: int) -> tuple[int, Gaps]:
         T: {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(trained.where(model__T=T), at_base)} for T in ramps
     }
     return base, {T: by_seed for T, by_seed in gaps.items() if by_seed}
-
-
-def _line(gaps: Gaps, name: str, **look: Any) -> Series:
-    spread = Spread()
-    for T, by_seed in gaps.items():
-        for value in by_seed.values():
-            spread.add([T], [value])
-    return spread.series(name, **look)
 
 
 def _said(name: str, base: int, gaps: Gaps, own: Runs) -> str:
