@@ -13,7 +13,7 @@ from ....experiments import SEEDS, Experiment, Recipe, command, probing, protoco
 from ....experiments.recipe import BRANCHNORM
 from ... import style
 from ...arrange import alike, apart
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Runs
 from ...measures.comparison import (
@@ -26,6 +26,7 @@ from ...measures.comparison import (
     states,
     with_the_protocols_ramp,
 )
+from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
 from ...measures.quality import DROPOUT, SHARE, Quality, even, quality, share_of
 from ...statistics import Region, slope
@@ -120,35 +121,19 @@ def percent(share: float) -> str:
 def _series(runs: Runs, measured: Quality) -> list[Series]:
     """Return a line through the runs that learned, and crosses for the others, label by label."""
     values = measured.values
-    drawn = [values[run.name] for run in runs if run.verdict != "diverged"]
-    worst = 0.0 if measured.is_bleu else max(drawn, default=_unigram(runs))
-    series = []
-    for label in runs.labels:
-        spread, crosses = Spread(), []
-        for run in runs.where(label=label):
-            if failed(run):
-                crosses.append((run.depth, worst if run.verdict == "diverged" else values[run.name]))
-            else:
-                spread.add([run.depth], [values[run.name]])
-        if spread.points:
-            series.append(spread.series(style.title(label), arch=label))
-        if crosses:
-            name = f"{style.title(label)}: diverged or stuck"
-            depths, heights = zip(*sorted(crosses), strict=True)
-            series.append(Series(name, depths, heights, arch=label, kind="crosses", seeds=len({*runs.seeds})))
-    return series
+    bad = 0.0 if measured.is_bleu else worst(runs, values)
+    return [
+        line
+        for label in runs.labels
+        for line in outcomes(runs.where(label=label), values, lambda run: run.depth, style.title(label), bad=bad,
+                             arch=label)
+    ]  # fmt: skip
 
 
 def _baseline(runs: Runs, measured: Quality) -> list[Reference]:
     """Return the line of the unigram baseline: a model below it has learned more than token frequencies."""
     known = [run.baseline for run in runs if math.isfinite(run.baseline)]
     return [Reference(float(np.mean(known)), "unigram baseline")] if known and not measured.is_bleu else []
-
-
-def _unigram(runs: Runs) -> float:
-    """Return the cross-entropy of the unigram baseline: the height of runs that learned nothing, if no other run gives
-    one."""
-    return float(runs[0].run.manifest.get("unigram", {}).get("cross_entropy", 1.0))
 
 
 def _finding(shares: dict[float, Runs], measured: dict[float, Quality]) -> str:
