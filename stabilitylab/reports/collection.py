@@ -318,18 +318,10 @@ class Runs(Sequence[Record]):
                     record.kept = _kept(record.run, report)
                 _ = record.status, record.outcome
                 records.append(record)
-            except StabilityLabError as error:
-                if broken is None:
-                    raise
-                broken.append((run.path, str(error)))
-            except (AttributeError, TypeError, ValueError) as error:
-                if broken is None:
-                    raise
-                broken.append((run.path, f"its configuration is damaged ({error})"))
             except Exception as error:  # any error of one run must not hide the others
                 if broken is None:
                     raise
-                broken.append((run.path, f"it cannot be read ({in_words(error)})"))
+                broken.append((run.path, _why_unreadable(error)))
         return cls(records)
 
     @overload
@@ -434,6 +426,14 @@ class Runs(Sequence[Record]):
         """Maps seed to run, of runs whose seed is known; of several with one seed the last counts."""
         ordered = sorted(self, key=lambda record: record.name)
         return {record.seed: record for record in ordered if record.seed is not None}
+
+
+def _why_unreadable(error: Exception) -> str:
+    if isinstance(error, StabilityLabError):
+        return str(error)
+    if isinstance(error, AttributeError | TypeError | ValueError):
+        return f"its configuration is damaged ({error})"
+    return f"it cannot be read ({in_words(error)})"
 
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
