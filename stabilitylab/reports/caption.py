@@ -6,11 +6,10 @@ import re
 
 import numpy as np
 
+from ..export.latex import SPECIAL
 from ..printable import printable
 from .base import LEAST_SEEDS, Panel, Picture
 
-ESCAPED = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-           "\\": r"\textbackslash{}"}  # fmt: skip
 MATHS = {"‖": r"$\Vert$", "Δ": r"$\Delta$", "√": r"$\surd$", "β": r"$\beta$", "²": "$^2$", "−": "$-$", "·": r"$\cdot$",
          "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$"}  # fmt: skip
 
@@ -62,7 +61,7 @@ def caption(picture: Picture, title: str = "", source: str = "") -> str:
 
 def tex(picture: Picture, name: str, title: str = "", source: str = "") -> str:
     """Writes a figure environment that includes ``name``.pdf with its caption."""
-    said = "".join(MATHS.get(sign) or ESCAPED.get(sign, sign) for sign in printable(caption(picture, title, source)))
+    said = "".join(MATHS.get(sign) or SPECIAL.get(sign, sign) for sign in printable(caption(picture, title, source)))
     label = re.sub(r"[^A-Za-z0-9-]", "-", name)
     return (
         f"\\begin{{figure}}\n  \\centering\n  \\includegraphics[width=\\linewidth]{{{name}.pdf}}\n"
