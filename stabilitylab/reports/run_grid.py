@@ -86,6 +86,12 @@ def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
     return data["step"].to_numpy(), data[column].to_numpy().astype(float)
 
 
+def first_metric(record: Record, *columns: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and values of the first of these metrics that was measured."""
+    measured = (metric(record, column) for column in columns)
+    return next(((steps, values) for steps, values in measured if len(steps)), (np.empty(0, int), np.empty(0)))
+
+
 def lost_at(record: Record, *columns: str) -> int | None:
     """Finds the first step at which one of these metrics is not finite."""
     lost = [x[~np.isfinite(y)] for x, y in (metric(record, column) for column in columns)]

@@ -18,7 +18,7 @@ from .. import style
 from ..base import Panel, Picture, Reference, Series
 from ..collection import Record, Runs
 from ..pooling import thin
-from ..run_grid import metric
+from ..run_grid import first_metric
 from .sentences import heading, sentence
 
 TOLD = 12  # runs that have a sentence; the table has all
@@ -112,8 +112,7 @@ def curves(runs: Runs) -> Picture | None:
         if record.kind == "onestep":
             continue
         for drawn, (_, _, columns, _) in zip(lines, CURVES, strict=True):
-            measured = (metric(record, column) for column in columns)
-            x, y = thin(*next(((x, y) for x, y in measured if len(x)), (np.empty(0), np.empty(0))), POINTS)
+            x, y = thin(*first_metric(record, *columns), POINTS)
             if len(x):
                 drawn.append(Series(record.name, x.tolist(), y.tolist(), **_look(record, own)))
     panels = []

@@ -8,26 +8,17 @@ import numpy as np
 
 from ..collection import Record
 from ..pooling import thin
-from ..run_grid import metric
+from ..run_grid import first_metric
 
 WIDTH, HEIGHT, EDGE = 96, 22, 2  # pixels
 POINTS = 12  # groups of points; at most five are kept of each
 LOSSES = ("held_out_nll", "nll", "loss")
 
 
-def loss_of(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values of the first loss that was recorded."""
-    for column in LOSSES:
-        steps, values = metric(record, column)
-        if len(steps):
-            return steps, values
-    return np.empty(0, int), np.empty(0)
-
-
 def spark(record: Record) -> dict[str, Any]:
     """Return the line as an SVG path, the place of the first number that was not finite, the last number, and a
     description; {} for a run without a loss."""
-    steps, values = loss_of(record)
+    steps, values = first_metric(record, *LOSSES)
     if not len(steps):
         return {}
     lost = np.flatnonzero(~np.isfinite(values))
