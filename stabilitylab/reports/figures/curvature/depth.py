@@ -12,8 +12,9 @@ from ....decisive import decisive
 from ....experiments import Experiment, Recipe, command, one_step, probing, protocol, sweep
 from ... import style
 from ...arrange import apart
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, figure
 from ...collection import LAYERS, Record, Runs
+from ...measures.by_label import by_label
 from ...measures.comparison import counted
 from ...measures.provenance import provenance
 from ...statistics import slope
@@ -49,14 +50,11 @@ class CriticalRateAgainstDepth(Figure):
         rate = float(group[0].settings["train.lr"])
         panels = []
         for table, column, title, unit in SHOWN:
-            lines = []
-            for label in group.labels:
-                spread = Spread(log=True)
-                for record in group.where(label=label, table=table):
-                    if (value := number(record, table, column)) > 0:
-                        spread.add([record.depth], [value])
-                if spread.points:
-                    lines.append(spread.series(style.title(label), arch=label))
+
+            def at_depth(run: Record, table: str = table, column: str = column) -> dict[float, float]:
+                return {run.depth: value} if (value := number(run, table, column)) > 0 else {}
+
+            lines = by_label(group.where(table=table), at_depth, log=True)
             marks = {"critical_rate": [Reference(rate, f"full rate {rate:g}")], "to_edge": [Reference(1, "edge")]}
             if lines:
                 panels.append(
