@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ..base import MissingRuns
 from ..collection import Record, Runs
 
@@ -45,7 +47,6 @@ def unevenness(record: Record) -> float:
 
     Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
     """
-    data = record.at("activation_grad_norm", 0, ["value"])
-    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
-    values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
-    return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan
+    found = gradients(record, "decoder")
+    below_top = np.array([found[layer] for layer in sorted(found)[:-1]], float)
+    return float(below_top.max() / below_top.min()) if len(below_top) > 1 and below_top.min() > 0 else math.nan
