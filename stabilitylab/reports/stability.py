@@ -13,7 +13,8 @@ from ..store.layout import flat
 from ..verdict import STATES
 from . import style
 from .collection import FREE, LAYERS, Record, Runs
-from .measures.comparison import one_ramp
+from .measures.comparison import judged, one_ramp
+from .measures.quality import even
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,11 +34,6 @@ def nll_gap(record: Record) -> float:
     diverged."""
     found = record.judged
     return math.nan if found is None or found.state == "diverged" else found.nll_gap
-
-
-def judged(runs: Runs) -> Runs:
-    """Picks training runs that have ended with a verdict."""
-    return runs.where(lambda run: run.ended and run.verdict != "", kind="train")
 
 
 def stability_table(runs: Runs) -> pd.DataFrame:
@@ -70,7 +66,7 @@ def table_groups(runs: Runs) -> list[Runs]:
     Encoder and decoder are equally deep, or one is absent. An architecture whose paper insists on a setting (T-Fixup:
     no warm-up) stands beside the others with that setting.
     """
-    fit = judged(runs).where(lambda run: len({*run.layers} - {0}) == 1)
+    fit = judged(runs).where(even)
     apart = {id(run) for run in fit if _own_recipe(run)}
     own = fit.where(lambda run: id(run) in apart)
     groups = [one_ramp(group, *LAYERS)[0] for group in fit.where(lambda run: id(run) not in apart).groups(*LAYERS)]

@@ -23,6 +23,11 @@ def failed(record: Record) -> bool:
     return record.verdict in ("diverged", "stuck")
 
 
+def judged(runs: Runs) -> Runs:
+    """Return the training runs that have ended with a verdict."""
+    return runs.where(lambda run: run.ended and run.verdict != "", kind="train")
+
+
 def decided(runs: Runs) -> Runs:
     """Picks those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))

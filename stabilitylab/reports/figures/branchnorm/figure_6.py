@@ -21,6 +21,7 @@ from ...measures.comparison import (
     counted,
     decided,
     failed,
+    judged,
     last_nll,
     lost_by_seed,
     not_drawn,
@@ -67,8 +68,7 @@ class WarmupAndRate(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        fit = runs.where(lambda run: run.ended and run.verdict != "" and len(run.held_out()) > 0, kind="train")
-        found = grids(fit)
+        found = grids(judged(runs).where(lambda run: len(run.held_out()) > 0))
         if not found:
             raise MissingRuns("no runs of several learning rates at otherwise equal settings", command(self.id))
         grid = found[0]

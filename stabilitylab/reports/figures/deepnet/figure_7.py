@@ -17,7 +17,7 @@ from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import FREE, Record, Runs
-from ...measures.comparison import counted, failed, last_nll, lost_by_seed, one_ramp, states
+from ...measures.comparison import counted, failed, judged, last_nll, lost_by_seed, one_ramp, states
 from ...measures.layers import held_out_panel
 from ...measures.provenance import provenance
 from ...measures.quality import mean_nll
@@ -51,7 +51,7 @@ def one_at_a_time(runs: Runs) -> Panels:
 
     Raises MissingRuns if nothing varies.
     """
-    fit = runs.where(lambda run: run.ended and run.verdict != "", kind="train", label=LABEL)
+    fit = judged(runs.where(label=LABEL))
     kin: dict[str, dict[str, list[Record]]] = {axis: {} for axis in AXES}
     for axis, keys in AXES.items():
         for run in fit:

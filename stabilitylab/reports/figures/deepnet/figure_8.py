@@ -13,7 +13,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import LAYERS, Runs
-from ...measures.comparison import comparable, counted, failed, last_nll, states
+from ...measures.comparison import comparable, counted, failed, judged, last_nll, states
 from ...measures.curves import LEAST, Curve, curves, log_over_best
 from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
@@ -58,8 +58,7 @@ class LogarithmOfDepth(Figure):
 
 def _group(runs: Runs) -> Runs:
     """Return the comparable DeepNorm runs that trained at most depths."""
-    own = runs.where(lambda run: even(run) and run.ended and run.verdict != "", kind="train", label=LABEL)
-    own = own.where(lambda run: failed(run) or math.isfinite(last_nll(run)))
+    own = judged(runs.where(even, label=LABEL)).where(lambda run: failed(run) or math.isfinite(last_nll(run)))
     groups = [group for group in comparable(own, *LAYERS) if not all(map(failed, group))]
     if not groups:
         raise MissingRuns("no run of deepnorm has trained", command("deepnet:8"))

@@ -12,7 +12,7 @@ from ... import style
 from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...collection import LAYERS, Record, Runs
-from ...measures.comparison import counted, failed
+from ...measures.comparison import counted, failed, judged
 from ...measures.provenance import provenance
 
 FREE = ("train.lr", "train.steps", "train.warmup", *LAYERS)
@@ -32,8 +32,7 @@ class EdgeTable(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        fit = runs.where(lambda run: run.ended and run.verdict != "", kind="train")
-        found = [(group, edges) for group in fit.groups(*FREE) if (edges := edges_of(group))]
+        found = [(group, edges) for group in judged(runs).groups(*FREE) if (edges := edges_of(group))]
         if not found:
             raise MissingRuns("no runs alike but for the rate, of which some trained and some failed", command(self.id))
         group, edges = max(found, key=lambda one: (len(one[1]), len(one[0])))

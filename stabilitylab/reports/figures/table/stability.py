@@ -18,6 +18,7 @@ from ...measures.comparison import (
     counted,
     decided,
     failed,
+    judged,
     lost_by_seed,
     not_drawn,
     states,
@@ -29,7 +30,6 @@ from ...measures.provenance import provenance
 from ...measures.quality import Quality, quality
 from ...stability import (
     brief,
-    judged,
     layers_in_all,
     markdown,
     own_recipes,
