@@ -226,8 +226,7 @@ def _pilot(first: Effect | Share) -> Pilot | None:
     if isinstance(first, Share):
         counts = [count for count in first.counts.values() if count[1] > 0]
         return Pilot(first.name, first.reproduced, first.contradicted, counts=counts, labels=labels) if counts else None
-    by_seed = dict(first.values)
-    numbers = [by_seed[seed] for seed in by_seed]
+    numbers = [*dict(first.values).values()]
     return Pilot(first.name, first.reproduced, first.contradicted, numbers, log=first.log, labels=labels)
 
 
