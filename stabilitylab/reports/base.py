@@ -179,19 +179,19 @@ class Picture:
     out.
 
     ``columns``: panels per row at full width. ``controls``: panels that no paper draws, which are printed into files of
-    their own. ``extra``: further files, end of the name -> text. ``provenance``: the common settings of the runs.
-    ``band``: the meaning of bands and bars. ``key``: the meaning of marks in cells.
+    their own. ``extra``: further files, end of the name (such as table.md) -> text. ``provenance``: the common settings
+    of the runs. ``band``: the meaning of bands and bars. ``key``: the meaning of marks in cells.
     """
 
     panels: Sequence[Panel]
     finding: str
     notes: Sequence[str] = ()
-    columns: int = 2  # panels a row at full width
-    extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
-    controls: Sequence[Panel] = ()  # with what no paper draws beside it; printed into files of their own
-    provenance: str = ""  # the common settings of the runs, in a few words
-    band: str = "range over seeds"  # the meaning of bands and bars
-    key: str = ""  # the meaning of marks in cells
+    columns: int = 2
+    extra: Mapping[str, str] = field(default_factory=dict)
+    controls: Sequence[Panel] = ()
+    provenance: str = ""
+    band: str = "range over seeds"
+    key: str = ""
 
     @property
     def whole(self) -> Picture:
