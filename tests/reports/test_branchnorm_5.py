@@ -135,6 +135,14 @@ def test_runs_that_failed_are_crosses(tmp_path: Path) -> None:
     assert any("diverged" in note and "worst" in note for note in picture.notes)
 
 
+def test_crosses_count_the_seeds_of_their_own_architecture(tmp_path: Path) -> None:
+    for seed in (3, 4, 5):
+        make_model(tmp_path, "deepnorm", 2, seed=seed)
+    make_model(tmp_path, "branchnorm", 2, nll=6.5, verdict="stuck", settings={"model": {"T": 4}})
+    (panel,), _ = drawn(tmp_path)
+    assert {series.kind: series.seeds for series in panel.series} == {"line": 3, "crosses": 1}
+
+
 def test_failures_without_translation_have_no_bleu(tmp_path: Path) -> None:
     make_model(tmp_path, "deepnorm", 2, bleu=20.0)
     make_model(tmp_path, "deepnorm", 6, bleu=21.0)
