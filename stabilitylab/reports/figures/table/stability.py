@@ -125,8 +125,7 @@ def _finding(table: Frame) -> str:
     whole = [style.title(row.arch) for row in deepest.itertuples() if row.trained + row.learning == row.seeds]
     none = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == row.seeds]
     lost = int(table["stuck"].sum() + table["diverged"].sum())
-    few, many = int(deepest["seeds"].min()), int(deepest["seeds"].max())
-    seeds = counted(many) if few == many else f"{few} to {many}"
+    seeds = counted([*map(int, deepest["seeds"])])
     parts = [
         f"{len(whole)} of {len(deepest)} architectures were below the unigram baseline with every seed ({seeds})",
         *([f"{', '.join(none)} diverged or got stuck with every seed"] if none else []),
