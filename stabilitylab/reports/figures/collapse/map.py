@@ -23,7 +23,7 @@ State = Literal["reads", "constant", "unread", "failed"]
 JUDGED = 600  # a model is judged so many updates after its warm-up; some read later
 CONSTANT = 1e-4  # an encoder that is not read is a constant function if 1 - cosine between sentences is below this
 LATER = 3000  # updates of the one run of each cell that goes on
-COURSE = ["step", "source_worth", "encoder_distance_between"]
+COURSE = ("step", "source_worth", "encoder_distance_between")
 AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "model.decoder_layers")
 
 
@@ -56,7 +56,7 @@ def state_at(course: pd.DataFrame, update: int) -> State | None:
     """
     if not {*COURSE} <= {*course}:
         return None
-    data = course[COURSE].dropna(subset=["source_worth"])
+    data = course.dropna(subset=["source_worth"])
     if data.empty:
         return None
     at = data.iloc[int((data["step"] - update).abs().argmin())]
