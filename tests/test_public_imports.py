@@ -23,6 +23,10 @@ ALLOWED: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("stabilitylab.reports.figures", "stabilitylab.reports.measures.gains"),
         "draws committed tables with the panels of the figures themselves, so that a change of their look shows",
     ),
+    "results/tiny/collapse_map.py": (
+        ("stabilitylab.reports.figures.collapse",),
+        "draws a committed table with the figure itself, by its own rule for the state of a run",
+    ),
     "benchmarks/attack.py": (
         ("stabilitylab.commands.listing", "stabilitylab.data.sources.text", "stabilitylab.store"),
         "damages files below their checksums, and seals them again, so that a check further inside must notice",

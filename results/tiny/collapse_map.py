@@ -14,14 +14,14 @@ from cells import HERE
 
 from stabilitylab.experiments import protocol
 from stabilitylab.reports import paper
-from stabilitylab.reports.figures.collapse.map import GRID, Trial, drawn, largest_reading_rate, trial
+from stabilitylab.reports.figures.collapse.map import GRID, MapTrial, drawn, largest_reading_rate, trial
 
 TABLE = HERE / "map" / "reading_course.csv"
 RUN = ["arm", "layers", "warmup", "T", "lr", "seed"]
 RAMP = 240  # T and warm-up at which P5 is asked: 4 % of the schedule, as in the comparison
 
 
-def trials() -> list[Trial]:
+def trials() -> list[MapTrial]:
     """The runs that are in."""
     found = []
     for (arm, layers, warmup, T, rate, seed), course in pd.read_csv(TABLE).groupby(RUN):
@@ -33,7 +33,7 @@ def trials() -> list[Trial]:
     return found
 
 
-def largest(known: Iterable[Trial], layers: int) -> dict[str, dict[int, float]]:
+def largest(known: Iterable[MapTrial], layers: int) -> dict[str, dict[int, float]]:
     """Arm of P5 -> seed -> the largest rate up to which its model reads; 0 where it reads at none."""
     found = {}
     for arm, row in ((protocol.BRANCH, (protocol.BRANCH, RAMP)), (protocol.DEEP, (protocol.DEEP, 0))):
@@ -43,7 +43,7 @@ def largest(known: Iterable[Trial], layers: int) -> dict[str, dict[int, float]]:
     return found
 
 
-def question(known: Iterable[Trial], layers: int) -> judge.Largest:
+def question(known: Iterable[MapTrial], layers: int) -> judge.Largest:
     """P5 at ``layers`` a side."""
     rates, *_ = GRID[layers]
     return judge.largest_rates(largest(known, layers), rates)

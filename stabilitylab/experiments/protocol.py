@@ -117,7 +117,7 @@ def judged(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Ite
 
 
 def halved(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
-    """Plans half of the seeds of :func:`judged` at half the rates: do its answers depend on the rate?"""
+    """Plans half of the seeds of :func:`judged` at half the rates, by which its answers may depend on the rate."""
     for seed in ask.seeds or HALVED_SEEDS:
         for arm in arms:
             yield run(arm, layers, seed, SEARCH[arm][layers] / 2, UPDATES, probing(), ask.settings)

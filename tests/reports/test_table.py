@@ -57,7 +57,7 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert (table.centre, np.asarray(table.seeds).tolist()) == (0, [[2, 3], [2, 2]])
     assert picture.key.startswith("(in parentheses): a seed not 0.25 nats below the baseline")
     assert picture.finding == (
-        "At 100 layers 1 of 2 architectures were below the unigram baseline with every seed (2 to 3). "
+        "At 100 layers 1 of 2 architectures were below the unigram baseline with every seed (2 to 3 seeds). "
         "2 of 9 runs diverged or are stuck."
     )
     assert any("2 to 3 seeds a cell" in note for note in picture.notes)

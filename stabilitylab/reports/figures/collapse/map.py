@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from ....experiments import Experiment, Recipe, command, probing, protocol, sweep
 from ....verdict import READS_NATS
@@ -18,6 +17,9 @@ from ...base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ...collection import Record, Runs
 from ...measures.comparison import counted
 from ...measures.provenance import provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 State = Literal["reads", "constant", "unread", "failed"]
 JUDGED = 600  # a model is judged so many updates after its warm-up; some read later
@@ -28,7 +30,7 @@ AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "mode
 
 
 @dataclass(frozen=True)
-class Trial:
+class MapTrial:
     """One run of the map. ``row``: BranchNorm and its T, or the label and 0 for an architecture without a ramp.
     ``state``: when it is judged, 600 updates after its warm-up. ``later``: at 3,000 updates; None if it ended before.
     """
@@ -70,13 +72,13 @@ def state_at(course: pd.DataFrame, update: int) -> State | None:
 
 def trial(
     course: pd.DataFrame, *, layers: int, warmup: int, row: tuple[str, int], rate: float, seed: int
-) -> Trial | None:
+) -> MapTrial | None:
     """Return the trial with this course; None if it was not measured when it is judged."""
     state = state_at(course, warmup + JUDGED)
-    return None if state is None else Trial(layers, warmup, row, rate, seed, state, state_at(course, LATER))
+    return None if state is None else MapTrial(layers, warmup, row, rate, seed, state, state_at(course, LATER))
 
 
-def of_record(record: Record) -> Trial | None:
+def of_record(record: Record) -> MapTrial | None:
     """Return a run as a trial of the map; None if its source was not measured."""
     settings = record.settings
     is_ramped = settings.get("model.arch") == protocol.BRANCH
@@ -90,7 +92,7 @@ def of_record(record: Record) -> Trial | None:
     )
 
 
-def largest_reading_rate(trials: Iterable[Trial]) -> dict[int, float]:
+def largest_reading_rate(trials: Iterable[MapTrial]) -> dict[int, float]:
     """Return, for each seed, the largest rate below which every rate that was tried reads; seeds without one are left
     out. ``trials`` differ in nothing but rate and seed."""
     found: dict[int, float] = {}
@@ -103,7 +105,7 @@ def largest_reading_rate(trials: Iterable[Trial]) -> dict[int, float]:
     return found
 
 
-def drawn(trials: Sequence[Trial], described: str, told: str) -> Picture:
+def drawn(trials: Sequence[MapTrial], described: str, told: str) -> Picture:
     """Return the map: a panel for each depth and warm-up. ``described``, ``told``: which runs they are, in the notes
     and as provenance."""
     panels = [_panel(own, place) for place, own in _by(trials, lambda one: one.place).items()]
@@ -144,7 +146,7 @@ def _group(runs: Runs) -> Runs:
     return found
 
 
-def _by(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, list[Trial]]:
+def _by(trials: Iterable[MapTrial], key: Callable[[MapTrial], Any]) -> dict[Any, list[MapTrial]]:
     """Return the trials by a key of theirs, in its order."""
     return {value: [*own] for value, own in groupby(sorted(trials, key=key), key=key)}
 
@@ -154,7 +156,7 @@ def _row_order(row: tuple[str, int]) -> tuple[bool, int]:
     return row[0] == protocol.DEEP, row[1]
 
 
-def _panel(trials: Sequence[Trial], place: tuple[int, int]) -> Panel:
+def _panel(trials: Sequence[MapTrial], place: tuple[int, int]) -> Panel:
     rates = sorted({one.rate for one in trials})
     rows = sorted({one.row for one in trials}, key=_row_order)
     cells = _by(trials, lambda one: (one.row, one.rate))
@@ -176,11 +178,11 @@ def _panel(trials: Sequence[Trial], place: tuple[int, int]) -> Panel:
     return Panel(f"{layers}L-{layers}L, warm-up of {warmup} updates", "learning rate", "", map=heat)
 
 
-def _share(trials: Sequence[Trial]) -> float:
+def _share(trials: Sequence[MapTrial]) -> float:
     return [one.state for one in trials].count("reads") / len(trials) if trials else math.nan
 
 
-def _words(trials: Sequence[Trial]) -> str:
+def _words(trials: Sequence[MapTrial]) -> str:
     """Return ``4/6``, the constant encoders, and a word if the run that went on reads later."""
     if not trials:
         return ""
@@ -193,7 +195,7 @@ def _words(trials: Sequence[Trial]) -> str:
     return "\n".join(words)
 
 
-def _finding(trials: Sequence[Trial]) -> str:
+def _finding(trials: Sequence[MapTrial]) -> str:
     """Say the largest rate at which every seed reads, for each row of the deepest place with the longest warm-up."""
     (layers, warmup), own = [*_by(trials, lambda one: one.place).items()][-1]
     seeds = {one.seed for one in own}
