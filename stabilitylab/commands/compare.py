@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @command("compare", rank=100)
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help="Two runs or more, or their folder.", show_default=False)],
     rtol: Annotated[float, typer.Option(min=0, help="Two runs: relative difference that still counts as equal.")] = 0.0,
     atol: Annotated[float, typer.Option(min=0, help="Two runs: absolute difference that still counts as equal.")] = 0.0,
     as_json: Annotated[bool, JSON] = False,
@@ -34,16 +34,19 @@ def compare(
 
     Works while the runs are going. Without a tolerance, equal means bit for bit. Exit 0 whatever it finds.
     """
-    if len(runs) < 2:
-        raise UsageError(f"compare takes two run directories or more, not {len(runs)}.")
-    if len(runs) > 2 and (rtol or atol):
+    from ..store import Run
+    from ..store.folders import run_directories
+
+    left, unreadable = [run for path in runs for run in run_directories(path)], []
+    if len(left) < 2:
+        Run.open(left[0])  # says so if there is no run
+        raise UsageError("compare takes two run directories or more, or a folder of them: there is one run.")
+    if len(left) > 2 and (rtol or atol):
         raise UsageError("--rtol and --atol say when two runs are equal: compare them two at a time.")
     from ..diagnose import compare as compared
     from ..diagnose import side_by_side
-    from ..store import Run
 
     opened: list[Run] = []
-    left, unreadable = list(runs), []
     while True:
         try:
             with screen(stderr=True).status(f"comparing {len(left)} runs"):

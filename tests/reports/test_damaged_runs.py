@@ -101,5 +101,10 @@ def test_the_configuration_of_a_watched_run_may_be_anything(run, tmp_path: Path,
     assert [row["state"] for row in run_table(tmp_path / "runs")] == ["finished"] * 2
     assert [record.kind for record in Runs.load(tmp_path / "runs")] == ["watched"] * 2
     assert run("claims", "runs", "--claim", "C41")[0] == 0
-    assert run("compare", "runs/a", "runs/b")[0] == 0
+    both = run("compare", "runs/a", "runs/b")
+    assert both[0] == 0
+    assert run("compare", "runs") == both  # all runs of a folder
+    for one, word in (("runs/a", "there is one run"), ("nowhere", "nowhere")):
+        code, _, err = run("compare", one)
+        assert (code, word in err) == (2 if one == "runs/a" else 4, True), err
     assert run("diagnose", "runs/a")[0] == 0
