@@ -27,10 +27,10 @@ SPENT_ROWS = 0.6  # of the recorded rows
     "attention entropy collapse",
     reads={"attention": "probe attention"},
     rule=(
-        "`attention.entropy`, `.ceiling`: < `ENTROPY_SHARE` of the ceiling and < `ENTROPY_FALL` of its start; large "
-        "attention logits: `attention.max_logit` > `MAX_LOGIT`. Both are notes if the loss goes on falling. A warning "
-        "in any case: < `ENTROPY_SHARE` in `SPENT_MODULES` of the modules, for `SPENT_ROWS` of the rows and in the "
-        "last row"
+        "Reads `attention.entropy` and its `ceiling`: the entropy is below `ENTROPY_SHARE` of the ceiling and below "
+        "`ENTROPY_FALL` of its start. Large attention logits: `attention.max_logit` exceeds `MAX_LOGIT`. Both are "
+        "notes if the loss goes on falling, unless the entropy is below `ENTROPY_SHARE` in `SPENT_MODULES` of the "
+        "modules, for `SPENT_ROWS` of the rows and in the last row"
     ),
     remedy="Use QK-norm, or lower `lr`; against large logits, clip q and k (QK-clip).",
 )

@@ -79,10 +79,10 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
     reads={"loss": "w.step(loss=loss)"},
     least_rows=2,
     rule=(
-        "`nll`, else `loss`, its first `FIRST_ROWS` rows, which have too little past for a loss spike: > "
-        "`EXPLODED_LOSS` of the first loss over the median of the rows before, and > `GUARD_SD` robust "
-        "standard deviations; a failure where the loss does not come back to where it began, a warning where "
-        "it does"
+        "Reads `nll`, else `loss`, in its first `FIRST_ROWS` rows, which have too little past for a loss spike. The "
+        "loss rises by more than `EXPLODED_LOSS` of the first loss over the median of the rows before, and by more "
+        "than `GUARD_SD` robust standard deviations. It is a failure if the loss does not come back to where it "
+        "began, else a warning"
     ),
     remedy="Lower `lr`, add warm-up steps, or use a smaller initialisation.",
 )

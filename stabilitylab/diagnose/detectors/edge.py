@@ -27,7 +27,8 @@ EDGE_ROWS = 8  # converged measurements of it
     reads={TABLE: f"probe {TABLE}"},
     least_rows=EDGE_ROWS,
     rule=(
-        "`preconditioned_sharpness.to_edge`: median of the last half of its rows > `BEYOND`, of at least `EDGE_ROWS`"
+        "Reads `preconditioned_sharpness.to_edge`: the median of the last half of its rows exceeds `BEYOND`. It "
+        "needs `EDGE_ROWS` rows"
     ),
     remedy="Lower `lr`; if the rate lies beyond the edge at the start alone, add warm-up steps.",
     names_cause=True,

@@ -64,7 +64,8 @@ def first_lost(grid: Grid) -> Loss | None:
     TITLE,
     reads={"loss": "w.step(loss=loss)", "ln_input": "probe ln_input", "grad_norm": "probe grad_norm"},
     rule=(
-        "every metric, the main column of every table, `incident.json`: the first NaN or inf by what numbers depend on"
+        "Reads every metric, the main column of every table and `incident.json`: the first NaN or inf, in the order "
+        "in which numbers depend on each other"
     ),
     remedy=(
         "Look at the named place and at the numbers before it; lower `lr`, or compute that place in float32; if an "

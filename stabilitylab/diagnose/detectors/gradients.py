@@ -47,7 +47,9 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     "vanishing gradient",
     reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
     mild=True,
-    rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
+    rule=(
+        "Reads `activation_grad_norm`, `grad_norm` by layer: a layer is below `VANISHED` of the largest of its stack"
+    ),
     remedy=(
         "Scale the residual branches by depth, or normalise before each branch: `stabilitylab list archs` has the ways."
     ),
@@ -171,8 +173,9 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
     reads={"grad_norm_total": "w.step() after backward", "grad_norm": "probe grad_norm"},
     least_rows=LEAST_PAST + 1,
     rule=(
-        "`grad_norm_total`, `grad_norm` by layer: > `EXPLODED` x the largest of the rows before, at least "
-        "`EXPLODED_SHARE` of the model's largest; or growth downwards, as for vanishing"
+        "Reads `grad_norm_total` and `grad_norm` by layer: more than `EXPLODED` times the largest of the rows "
+        "before, and at least `EXPLODED_SHARE` of the largest of the model. Growth towards the lower layers counts "
+        "too, by the rule of vanishing"
     ),
     remedy="Clip gradients with `clip_grad_norm_`, lower `lr`, and look at the layer that is named.",
 )
@@ -213,8 +216,8 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     "layer without gradient or update",
     reads={"grad_norm": "probe grad_norm", "update_ratio": "optimizer=optimizer, or probe update_ratio"},
     rule=(
-        "`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update; a note where nothing was to be "
-        "trained from the start (`places_untrained` in `run.json`)"
+        "Reads `grad_norm` and `update_ratio`: the number is absent or exactly 0, or there is a gradient and no "
+        "update. It is a note if nothing was to be trained from the start (`places_untrained` in `run.json`)"
     ),
     remedy=(
         "Check that `requires_grad` of the layer is True, that the forward pass uses it, and that the optimizer has it."

@@ -32,8 +32,9 @@ WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
     explains=("update_jump",),
     least_rows=LEAST_PAST + 1,
     rule=(
-        "metric `lr` or `learning_rate`: > `LR_JUMP` x its maximum so far; without the metric, and for each parameter "
-        "group, the same of the ledger's rates: from 1.5-fold on, and below `LR_JUMP` its condition never stands"
+        "Reads the metric `lr` or `learning_rate`: more than `LR_JUMP` times its maximum so far. Without the "
+        "metric, and for each parameter group, it reads the rates of the ledger from a 1.5-fold rise on; a rise "
+        "below `LR_JUMP` never counts as a condition that stands"
     ),
     remedy="Check the schedule, and what a resume restored: set `lr` back to its former value.",
     names_cause=True,
@@ -85,8 +86,8 @@ def _of_metric(evidence: Evidence) -> Iterator[Event]:
     },
     least_rows=LEAST_PAST + 1,
     rule=(
-        "`update_ratio.rms` per sub-layer; `model_update.one_update`: > `UPDATE_JUMP` x the largest of the "
-        "rows before, at least `UPDATE_SHARE` of the model's largest"
+        "Reads `update_ratio.rms` by sub-layer and `model_update.one_update`: more than `UPDATE_JUMP` times the "
+        "largest of the rows before, and at least `UPDATE_SHARE` of the largest of the model"
     ),
     remedy="Lower `lr`, add warm-up steps or clip the gradients; raise Adam's `eps` if second moments were tiny.",
 )
@@ -129,7 +130,10 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     role="setting",
     explains=("update_jump", "ln_growth"),
     least_rows=LEAST_PAST + 1,
-    rule=("rms of the weights, `update_ratio.rms / value`: x or / more than `WEIGHT_JUMP` between neighbouring rows"),
+    rule=(
+        "Reads the rms of the weights (`update_ratio.rms / value`): it grows or shrinks by more than a factor of "
+        "`WEIGHT_JUMP` between neighbouring rows"
+    ),
     remedy="Find what wrote into the weights: a checkpoint (`load_state_dict`), an initialisation, surgery.",
     names_cause=True,
 )

@@ -26,8 +26,9 @@ def is_rare(change: LoopChange) -> bool:
     role="setting",
     explains=("update_jump",),
     rule=(
-        "the learning rate of a group jumps to a former value, and goes on as it went from there, or jumps back to its "
-        "first value; a note if restarts come at even intervals, or at ones that grow by a constant factor"
+        "The learning rate of a group jumps to a former value and continues as it did from there, or jumps back to "
+        "its first value. It is a note if restarts come at even intervals, or at intervals that grow by a constant "
+        "factor"
     ),
     remedy="Restore the scheduler's state at a resume (`scheduler.load_state_dict`), or set its `last_epoch`.",
     names_cause=True,
@@ -43,8 +44,8 @@ def schedule_restart(evidence: Evidence) -> Iterator[Event]:
     role="setting",
     explains=("update_jump",),
     rule=(
-        "betas, eps, weight decay, momentum or any other setting of a group changes, but for the learning rate; not if "
-        "it changes three times, as by a schedule"
+        "A setting of a group other than the learning rate changes: betas, eps, weight decay, momentum or another. "
+        "Three or more changes do not count, since a schedule makes them"
     ),
     remedy="Set it back, or change it by a schedule.",
     names_cause=True,
@@ -61,8 +62,8 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
     role="setting",
     explains=("update_jump",),
     rule=(
-        "parameters lose their state; the step count falls, or goes forward by more than one; more than 90 % of the "
-        "moments are zeros, and less than half were before; moments are written between two updates"
+        "Parameters lose their state; the step count falls, or rises by more than one; more than 90 % of the "
+        "moments are zeros where less than half were before; or moments are written between two updates"
     ),
     remedy="Keep the optimizer, or load its state of the step that the weights are of, and warm `lr` up again.",
     names_cause=True,
@@ -82,7 +83,7 @@ def optimizer_state(evidence: Evidence) -> Iterator[Event]:
     reads=READS,
     role="setting",
     explains=("dead_layer",),
-    rule="`requires_grad` of parameters goes from True to False; a note where it goes from False to True",
+    rule=("`requires_grad` of parameters changes from True to False. It is a note if it changes from False to True"),
     remedy="Call `requires_grad_(True)` on them, or leave them out of the optimizer on purpose.",
     names_cause=True,
 )
@@ -98,8 +99,8 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Event]:
     role="setting",
     explains=("weight_jump", "update_jump", "ln_growth"),
     rule=(
-        "a parameter is written between two updates, which no optimizer did, by autograd's count; a note where it is "
-        "written more than twice, as by an evaluation with averaged weights"
+        "A parameter is written between two updates, by autograd's count, and no optimizer did it. It is a note if "
+        "it is written more than twice, as by an evaluation with averaged weights"
     ),
     remedy="Find the code that writes to the weights between two updates, such as `load_state_dict`.",
     names_cause=True,
@@ -117,7 +118,10 @@ def foreign_write(evidence: Evidence) -> Iterator[Event]:
     "eval mode while training",
     reads=READS,
     role="setting",
-    rule="`training` of the model or of a module goes to False and is so at an update; a note if it was from the start",
+    rule=(
+        "`training` of the model or of a module changes to False and is False at an update. It is a note if it was "
+        "False from the start"
+    ),
     remedy="Call `model.train()` after each evaluation, before the next forward pass.",
     names_cause=True,
 )
@@ -130,7 +134,7 @@ def eval_mode(evidence: Evidence) -> Iterator[Event]:
     "change of dtype",
     reads=READS,
     role="setting",
-    rule="the dtype of parameters changes between two updates",
+    rule="The dtype of parameters changes between two updates",
     remedy="Keep weights in their dtype, and use `torch.autocast` for a lower precision.",
     names_cause=True,
 )
@@ -145,8 +149,8 @@ def dtype_change(evidence: Evidence) -> Iterator[Event]:
     role="setting",
     explains=("exploding_gradient", "update_jump"),
     rule=(
-        "another number of forward passes makes an update than in the probed row before; a note if the loss goes on "
-        "falling, as with a larger batch"
+        "An update is made of another number of forward passes than in the probed row before. It is a note if the "
+        "loss goes on falling, as with a larger batch"
     ),
     remedy="Accumulate as many micro-batches as before, or divide each loss by their number.",
     names_cause=True,
@@ -163,7 +167,10 @@ def accumulation_change(evidence: Evidence) -> Iterator[Event]:
     "change of a number of a module",
     reads=READS,
     role="setting",
-    rule="a number among a module's attributes, such as `p` of a dropout, changes at most twice; a note",
+    rule=(
+        "A number among the attributes of a module, such as `p` of a dropout, changes at most twice. It is always a "
+        "note"
+    ),
     remedy="Look for what sets it during training.",
     names_cause=True,
 )

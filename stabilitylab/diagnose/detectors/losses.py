@@ -47,7 +47,9 @@ _MOST_SPIKES = 20  # one event each; more are a noisy loss
     "loss spike",
     reads={"loss": RECORD},
     least_rows=LEAST_ROWS,
-    rule="`nll`, else `loss`: > `SPIKE_SD` robust standard deviations over the level, and over both floors",
+    rule=(
+        "Reads `nll`, else `loss`: more than `SPIKE_SD` robust standard deviations over the level, and over both floors"
+    ),
     remedy=(
         "Look at the batch of its step and at the update before it; lower `lr` or clip gradients if spikes come again."
     ),
@@ -99,8 +101,9 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
     reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"},
     role="outcome",
     rule=(
-        "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
-        "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
+        "Reads `held_out_nll`, else `nll`: 2 nats over the minimum, and not undone within 5 % of the run. For a "
+        "`loss` of unknown unit: its end is over its start. It is a note below 50 updates, unless the loss is "
+        "`EXPLODED_LOSS` over its start (`DIVERGED_SHARE`)"
     ),
     remedy="Lower `lr`, or add warm-up steps, unless an earlier event names another cause.",
 )
@@ -157,10 +160,10 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
     role="outcome",
     least_rows=PLATEAU_ROWS,
     rule=(
-        "the state `stuck` where the unigram baseline is known ([States](states.md)); else a loss that never "
-        "fell, or fell and came back, or stands still at ln(classes) where the number of classes is known; a "
-        "note, which leaves it open, where it stands still near its start, and below 50 updates: "
-        "`PLATEAU_GAIN`, `PLATEAU_RELAPSE`"
+        "The state is `stuck`, if the unigram baseline is known ([States](states.md)). Else the loss never fell, or "
+        "fell and came back, or stays at ln(classes), if the number of classes is known (`PLATEAU_GAIN`, "
+        "`PLATEAU_RELAPSE`). It is a note that leaves the run open if the loss stays near its start, and below 50 "
+        "updates"
     ),
     remedy="Try `lr` ten times lower and, if the loss fell at no rate, ten times higher; check the labels.",
 )

@@ -25,8 +25,9 @@ LN_GROWTH = 10.0  # norm input over the run's start
     "growth of norm inputs",
     reads={"ln_input": "probe ln_input"},
     rule=(
-        "`ln_input.value`: sudden: > `LN_JUMP` x the rows before; slow: > `LN_GROWTH` x the run's own start, whose "
-        "condition never stands, since norm inputs of healthy models grow"
+        "Reads `ln_input.value`. Sudden: more than `LN_JUMP` times the rows before. Slow: more than `LN_GROWTH` "
+        "times the start of the run; slow growth never counts as a condition that stands, since norm inputs of "
+        "healthy models grow"
     ),
     remedy="Look at the named layer: its branch is too large. Initialise it smaller, or lower `lr`.",
 )

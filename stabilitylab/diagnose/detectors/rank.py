@@ -36,9 +36,9 @@ NEEDS = "probe grad_norm, where queries and keys can be told apart from the rest
     TITLE,
     reads={"grad_norm.qk": NEEDS},
     rule=(
-        "`grad_norm.qk` beside the rest of the attention's gradient: < `NOTHING_TO_CHOOSE`; a note where it "
-        "has passed at the end, began within `MAY_PASS` updates of it (the run is open then), or is in less "
-        "than half of the layers"
+        "Reads `grad_norm.qk` beside the rest of the attention's gradient: its share is below `NOTHING_TO_CHOOSE`. "
+        "It is a note if it has passed at the end, if it began within `MAY_PASS` updates of the end (the run is "
+        "open then), or if it is in less than half of the layers"
     ),
     remedy=(
         "Lower `lr`, add warm-up steps, or use Pre-LN; the probe `rank` shows the layer, and the probe `attention` "

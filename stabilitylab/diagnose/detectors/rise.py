@@ -26,8 +26,9 @@ RISE_SD = 1.5  # robust standard deviations of a row
     role="outcome",
     least_rows=2 * RISE_ROWS,
     rule=(
-        "`nll`, else `loss`: level at the end over the lowest level, where none of the others says so: > "
-        "`RISE_SD` robust standard deviations of a row, and over the floor of spikes at the start"
+        "Reads `nll`, else `loss`: the level at the end is over the lowest level by more than `RISE_SD` robust "
+        "standard deviations of a row, and by more than the floor of spikes at the start. It is left out if another "
+        "detector of the loss reports the same"
     ),
     remedy="Lower `lr`, unless an earlier event names another cause.",
 )

@@ -31,9 +31,9 @@ CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
     reads={"encoder_distance_between": NEEDS},
     role="outcome",
     rule=(
-        "`encoder_distance_between` and `source_worth` (the reference trainer): 1 - cosine between sentences "
-        "< `ALIKE_OUTPUTS`, and the source is worth less than 0.1 nats a token; a note, which leaves the run "
-        "open, for `MAY_PASS` updates or at the unigram baseline"
+        "Reads `encoder_distance_between` and `source_worth` (of the reference trainer): 1 - cosine between "
+        "sentences is below `ALIKE_OUTPUTS`, and a wrong source changes the loss by less than 0.1 nats a token. It "
+        "is a note that leaves the run open for `MAY_PASS` updates, or at the unigram baseline"
     ),
     remedy="Lower `lr`, or shorten the ramp (`model.T`).",
 )
@@ -63,8 +63,8 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     reads={"source_worth": NEEDS},
     role="outcome",
     rule=(
-        "`source_worth`: a loss below the unigram baseline that changes by less than 0.1 nats a token with "
-        "another sentence's source, of an encoder that is not constant; a note for `MAY_PASS` updates"
+        "Reads `source_worth`: the loss is below the unigram baseline, and a wrong source changes it by less than "
+        "0.1 nats a token, though the encoder is not constant. It is a note for `MAY_PASS` updates"
     ),
     remedy="Lower `lr`, or train on: so far the decoder is a language model.",
 )
@@ -95,8 +95,8 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
     TOKENS,
     reads={"encoder_distance_within": NEEDS},
     rule=(
-        "`encoder_distance_within` and `source_worth`: 1 - cosine within sentences < `ALIKE_OUTPUTS`, and the "
-        "source is worth 0.1 nats a token or more; a note"
+        "Reads `encoder_distance_within` and `source_worth`: 1 - cosine within sentences is below `ALIKE_OUTPUTS`, "
+        "and a wrong source changes the loss by 0.1 nats a token or more. It is always a note"
     ),
     remedy="Do nothing: the encoder still tells sentences apart.",
 )
