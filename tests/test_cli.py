@@ -82,6 +82,13 @@ def test_list_and_runs(run) -> None:
     assert len(run("list", "archs")[1].splitlines()) == len(listing["archs"])
     assert "rms" in run("list", "probes", "update_ratio")[1]
     assert run("list", "presets", "tiny")[0] == run("list", "archs", "nope")[0] == 2
+    assert (
+        "give one of archs, probes, figures, detectors, signals, sources, sweeps, commands"
+        in run("list", "presets", "tiny")[2]
+    )
+    for kind in ("signals", "sweeps"):  # what an entry is, and not what its class is
+        name, line = next(iter(listing_of(run, kind).items()))
+        assert line.split(";")[0] in run("list", kind, name)[1].replace("\n    ", " ")
     assert "LN(alpha x_l + F(x_l))" in run("list")[1]
     assert run("probe", "--arch", "postln", *FAST, "--quiet")[0] == 0
     (row,) = json.loads(run("runs", "--json")[1])["runs"]
@@ -102,6 +109,10 @@ def test_runs_tells_a_loop_of_ones_own_whose_loss_is_not_finite(run, tmp_path: P
     assert (code, "not finite" in table) == (0, True)
     assert "broken: Step 1: the loss is nan" in told
     assert "even" not in told
+
+
+def listing_of(run, kind: str) -> dict[str, str]:
+    return json.loads(run("list", kind, "--json")[1])[kind]
 
 
 def test_runs_counts_the_trials_of_a_search_instead_of_listing_them(run, tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_p5_is_of_ratios_of_rates_by_seed() -> None:
     assert found.said().endswith("n = 2; 3 of 4 rates lie beyond the grid)")
 
 
-def test_p5_is_asked_of_the_map_at_one_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p5_is_asked_of_the_map_at_one_ramp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import collapse_map
     import keep
 
@@ -207,7 +209,15 @@ def test_p5_is_asked_of_the_map_at_one_ramp(tmp_path: Path, monkeypatch: pytest.
     assert collapse_map.largest(known, 6) == {"branchnorm": {3: 1e-3, 4: 2e-3}, "deepnorm": {3: 4e-3, 4: 8e-3}}
     found = collapse_map.question(known, 6)
     assert (found.found.mean, found.beyond) == (-2, 1)
-    assert sum(map(collapse_map.planned, collapse_map.GRID)) == 300 + 64
+    assert [*map(collapse_map.planned, collapse_map.GRID)] == [300, 64]
+    monkeypatch.setattr(collapse_map, "HERE", tmp_path)
+    collapse_map.main()
+    assert "P5 at 6 layers a side: open: 60 of 300 runs are in" in capsys.readouterr().out
+    assert not (tmp_path / "figures").exists()  # nothing is drawn of a part
+    monkeypatch.setattr(collapse_map, "planned", lambda layers: 60)
+    collapse_map.main()
+    assert "P5 at 6 layers a side: BranchNorm reads up to a lower rate than DeepNorm" in capsys.readouterr().out
+    assert (tmp_path / "figures" / "collapse-map.png").exists()
 
 
 def test_the_judged_runs_are_at_the_rates_of_the_search_and_on_another_set(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 """Draws the map of collapse from its committed table, and answers P5, the question that is asked of it.
 
 python results/tiny/collapse_map.py      # figures/collapse-map, and the answer
+
+A depth is drawn and judged when all of its runs are in, so that nobody sees a part of it before.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import judge
 import pandas as pd
 from cells import HERE
 
-from stabilitylab.experiments import protocol
+from stabilitylab.experiments import experiments, protocol
 from stabilitylab.reports import paper
 from stabilitylab.reports.figures.collapse.map import GRID, MapTrial, drawn, largest_reading_rate, trial
 
@@ -25,8 +27,7 @@ def trials() -> list[MapTrial]:
     """The runs that are in."""
     found = []
     for (arm, layers, warmup, T, rate, seed), course in pd.read_csv(TABLE).groupby(RUN):
-        row = (protocol.BRANCH, int(T)) if arm.startswith(protocol.BRANCH) else (arm, 0)
-        one = trial(course, layers=int(layers), warmup=int(warmup), row=row, rate=float(rate), seed=int(seed))
+        one = trial(course, label=arm, layers=layers, warmup=warmup, T=T, rate=rate, seed=seed)
         if one is None:
             raise SystemExit(f"{TABLE}: {arm} at {rate:g}, seed {seed}, was not measured when it is judged.")
         found.append(one)
@@ -51,20 +52,22 @@ def question(known: Iterable[MapTrial], layers: int) -> judge.Largest:
 
 def planned(layers: int) -> int:
     """The number of runs of the map at ``layers`` a side."""
-    rates, ramps, warmups, seeds = GRID[layers]
-    return len(rates) * (len(ramps) + 1) * len(warmups) * seeds
+    return sum(one.config.model.encoder_layers == layers for one in experiments("collapse:map", "tiny"))
 
 
 def main() -> None:
-    known = trials()
+    every = trials()
+    counts = {layers: (sum(one.layers == layers for one in every), planned(layers)) for layers in GRID}
+    known = [one for one in every if counts[one.layers][0] == counts[one.layers][1]]
+    for layers, (count, whole) in counts.items():
+        said = question(known, layers).said() if count == whole else f"open: {count} of {whole} runs are in"
+        print(f"P5 at {layers} layers a side: {said}")
+    if not known:
+        return
     told = "64 wide, text data, the beginning of a schedule of 6,000 updates"
     picture = drawn(known, f"{len(known)} runs of Multi30k, German to English", told)
     paper.write(picture, HERE / "figures", "collapse-map")
     print(picture.finding)
-    for layers in GRID:
-        own = sum(one.layers == layers for one in known)
-        said = question(known, layers).said() if own == planned(layers) else "open"
-        print(f"P5 at {layers} layers a side ({own} of {planned(layers)} runs are in): {said}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ PARTS = {
     "judged": Part("tiny/judged", judged, (keep.reading, keep.layers, keep.sentences), "third", FLICKR),
     "half": Part("tiny/half", half, (keep.reading,), "half", FLICKR),
     "map": Part("tiny/map", map_of_collapse, (keep.reading_course,), "map"),
-    "searched-ramps": Part("tiny/searched-ramps", searched_ramps, (keep.reading_course,), "searched-ramps"),
+    "searched-ramps": Part("tiny/searched-ramps", searched_ramps, (keep.reading,), "searched-ramps"),
     "main": second(folder("branchnorm:8"), protocol.main, *COMPARED),
     "beginning": second(folder("branchnorm:3"), protocol.beginning, keep.beginning),
     "ramps": second(folder("branchnorm:T"), protocol.ramps, *COMPARED),

@@ -21,6 +21,7 @@ from ._options import JSON, RUNS
 from .base import COMMANDS, command
 
 if TYPE_CHECKING:
+    from ..alarm.signal import Signal
     from ..store import Run
 
 
@@ -92,16 +93,14 @@ def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) 
 
     registry = registries([kind]).get(kind)
     if registry is None:
-        raise UsageError(
-            f"'list {kind} {name}': only archs, probes, figures, detectors, sources and commands have more to say."
-        )
+        raise UsageError(f"'list {kind} {name}': give one of {', '.join(registries(KINDS))} before the name.")
     known = registry.resolve(name)
     if kind == "archs":
         found = facts(known, *layers)
         told = arch_lines(found, at)
     else:
         entry = registry[known]
-        text = inspect.getdoc(_told(entry)) or str(entry)
+        text = signal_line(entry) if kind == "signals" else inspect.getdoc(_told(entry)) or str(entry)
         found, told = {"text": text}, text.splitlines()
     if as_json:
         print(json.dumps({known: found, "from": registry.origin(known)}, indent=2))
@@ -111,7 +110,15 @@ def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) 
 
 def _told(entry: Any) -> Any:
     """Return the function of an entry, whose docstring is about it; the entry itself if it is a class."""
-    return next((found for name in ("function", "find", "load") if (found := getattr(entry, name, None))), entry)
+    return next(
+        (found for name in ("function", "find", "load", "runs") if (found := getattr(entry, name, None))), entry
+    )
+
+
+def signal_line(signal: Signal) -> str:
+    """Return the title of a signal, what it reads, and as which readings rules use it."""
+    where = f"{signal.table}.{signal.column}" if signal.table else f"the metric {signal.column}"
+    return f"{signal.title}; reads {where}, as {', '.join(signal.readings)}"
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
@@ -180,10 +187,6 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
     def first_line(entry: Any) -> str:
         return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
 
-    def of_signal(found: Any) -> str:
-        where = f"{found.table}.{found.column}" if found.table else f"the metric {found.column}"
-        return f"{found.title}; reads {where}, as {', '.join(found.readings)}"
-
     base = ModelConfig()
     presets = {}
     for name, sections in PRESETS.items():
@@ -195,7 +198,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
         "probes": {name: first_line(one) for name, one in sorted(known["probes"].items())},
         "figures": {id: f"{one.title} ({one.source})" for id, one in sorted(known["figures"].items())},
         "detectors": {kind: f"{one.title}; reads {', '.join(one.reads)}" for kind, one in known["detectors"].items()},
-        "signals": {name: of_signal(one) for name, one in known["signals"].items()},
+        "signals": {name: signal_line(one) for name, one in known["signals"].items()},
         "sources": {name: f"{one.form}: {first_line(one.load)}" for name, one in known["sources"].items()},
         "sweeps": {name: first_line(one.runs) for name, one in sorted(known["sweeps"].items())},
         "commands": {name: first_line(one.function) for name, one in sorted(known["commands"].items())},

@@ -71,22 +71,23 @@ def state_at(course: pd.DataFrame, update: int) -> State | None:
 
 
 def trial(
-    course: pd.DataFrame, *, layers: int, warmup: int, row: tuple[str, int], rate: float, seed: int
+    course: pd.DataFrame, *, label: str, layers: int, warmup: int, T: int, rate: float, seed: int
 ) -> MapTrial | None:
     """Return the trial with this course; None if it was not measured when it is judged."""
     state = state_at(course, warmup + JUDGED)
+    row = (protocol.BRANCH, T) if label.partition(" ")[0] == protocol.BRANCH else (label, 0)
     return None if state is None else MapTrial(layers, warmup, row, rate, seed, state, state_at(course, LATER))
 
 
 def of_record(record: Record) -> MapTrial | None:
     """Return a run as a trial of the map; None if its source was not measured."""
     settings = record.settings
-    is_ramped = settings.get("model.arch") == protocol.BRANCH
     return trial(
         record.metrics,
+        label=record.label,
         layers=int(settings["model.encoder_layers"]),
         warmup=int(settings["train.warmup"]),
-        row=(protocol.BRANCH, int(settings["model.T"])) if is_ramped else (record.label, 0),
+        T=int(settings["model.T"]),
         rate=float(settings["train.lr"]),
         seed=record.seed,
     )
