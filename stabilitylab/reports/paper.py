@@ -23,7 +23,7 @@ from pyarrow import csv
 from . import style
 from .base import FINDINGS, Panel, Picture
 from .caption import caption, small_print, tex
-from .files import COLUMN, CONTROLS, KINDS, WIDTHS, controls, paths
+from .files import COLUMN, CONTROLS, KINDS, controls, paths, widths
 from .heatmaps import ROW, SPECIAL, bar, draw_map
 from .lines import LETTER, draw_lines, look, swatch
 from .style import GREY, INK
@@ -49,7 +49,7 @@ def write(picture: Picture, folder: Path, name: str, title: str = "", source: st
     _put(files["csv"], lambda part: _table(picture, part))
     with matplotlib.rc_context():
         style.use_print_style()
-        for width, suffix in WIDTHS:
+        for width, suffix in widths(picture):
             drawn = draw(picture, width)
             drawn.draw_without_rendering()
             drawn.set_layout_engine("none")  # the layout stands; each format would compute it again

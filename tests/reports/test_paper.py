@@ -15,6 +15,7 @@ from PIL import Image
 
 from stabilitylab.reports import paper, style
 from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Reference, Series, Spread
+from stabilitylab.reports.files import PAGE, paths
 
 
 def a_picture() -> Picture:
@@ -47,6 +48,16 @@ def test_files_have_the_widths_of_a_paper(tmp_path: Path) -> None:
     points = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", files["pdf"].read_bytes())
     assert points is not None
     assert float(points[1]) == pytest.approx(6.75 * 72, abs=1)
+
+
+def test_only_what_fits_a_page_is_printed_at_column_width(tmp_path: Path) -> None:
+    panel = a_picture().panels[0]
+    for panels, narrow in ((4, True), (5, False)):
+        files = paths(tmp_path, "x", Picture([panel] * panels, ""))
+        assert [f"{kind}-column" in files for kind in ("png", "svg", "pdf")] == [narrow] * 3
+        assert {"png", "svg", "pdf"} <= files.keys()
+    written = paper.write(Picture([panel] * 5, ""), tmp_path, "x")
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in written.values()}
 
 
 def test_fonts_are_embedded_and_text_stays_text(tmp_path: Path) -> None:
@@ -175,7 +186,7 @@ def test_files_are_those_that_savefig_writes(tmp_path: Path) -> None:
     dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context():
         style.use_print_style()
-        drawn = paper.draw(picture, paper.WIDTHS[0][0])
+        drawn = paper.draw(picture, PAGE)
         drawn.draw_without_rendering()
         drawn.set_layout_engine("none")
         for kind in paper.KINDS:
