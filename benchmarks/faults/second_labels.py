@@ -119,7 +119,9 @@ def risen(loss: np.ndarray, breaks: bool = False) -> tuple[Happened | None, tupl
     row = FIRST
     while row < len(loss):
         lowest = float(levels[LEVEL_ROWS - 1 : row].min())
-        bound = max(RISE_NATS, RISE_SD * noise(loss[max(0, row - NOISE_ROWS) : row]))
+        bound = RISE_NATS
+        if levels[row] > lowest + bound:
+            bound = max(bound, RISE_SD * noise(loss[max(0, row - NOISE_ROWS) : row]))
         if levels[row] <= lowest + bound:
             row += 1
             continue
@@ -141,7 +143,9 @@ def spiked(loss: np.ndarray, breaks: bool = False) -> tuple[Happened | None, tup
     row = FIRST
     while row < len(loss):
         lowest = float(levels[LEVEL_ROWS - 1 : row].min())
-        bound = max(SPIKE_NATS, SPIKE_SD * noise(loss[max(0, row - NOISE_ROWS) : row]))
+        bound = SPIKE_NATS
+        if loss[row] > lowest + bound:
+            bound = max(bound, SPIKE_SD * noise(loss[max(0, row - NOISE_ROWS) : row]))
         if loss[row] <= lowest + bound:
             row += 1
             continue
