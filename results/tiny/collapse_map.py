@@ -3,16 +3,19 @@
 
 python results/tiny/collapse_map.py      # figures/collapse-map, and the answer
 
-A depth is drawn and judged when all of its runs are in, so that nobody sees a part of it before.
+A depth is drawn and judged when all of its runs are in, so that nobody sees a part of it before. ``recompute.py`` takes
+its tables in docs/results.md from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import judge
 import pandas as pd
-from cells import HERE
+from cells import HERE, title
+from page_blocks import table
 
 from stabilitylab.experiments import experiments, protocol
 from stabilitylab.reports import paper
@@ -55,13 +58,56 @@ def planned(layers: int) -> int:
     return sum(one.config.model.encoder_layers == layers for one in experiments("collapse:map", "tiny"))
 
 
+def whole(every: Iterable[MapTrial]) -> dict[int, tuple[int, int, list[MapTrial]]]:
+    """Layers a side -> runs that are in, runs of the plan, and the trials: none as long as runs are missing."""
+    found = {}
+    for layers in GRID:
+        own, of = [one for one in every if one.layers == layers], planned(layers)
+        found[layers] = (len(own), of, own if len(own) == of else [])
+    return found
+
+
+def answers() -> list[str]:
+    """P5 at each depth."""
+    rows = []
+    for layers, (count, of, known) in whole(trials()).items():
+        rows.append((layers, f"{count} of {of}", question(known, layers).said() if known else "open"))
+    return table(("layers a side", "runs that are in", "P5"), rows)
+
+
+def cells() -> list[str]:
+    """The cells of the depths that are whole: at each rate how many models read, and how many encoders are constant."""
+    known = [one for _, _, own in whole(trials()).values() for one in own]
+    if not known:
+        return ["No depth is complete yet."]
+    rates, rows = sorted({one.rate for one in known}), []
+    for (layers, warmup, (label, T)), own in groupby(sorted(known, key=_line), key=_line):
+        found = [*own]
+        arm = f"{title(label)}, T = {T}" if T else title(label)
+        rows.append((layers, warmup, arm, *(_cell([one for one in found if one.rate == rate]) for rate in rates)))
+    columns = ("layers a side", "warm-up [updates]", "arm", *(f"{rate:g}" for rate in rates))
+    return table(columns, rows)
+
+
+def _line(one: MapTrial) -> tuple[int, int, tuple[str, int]]:
+    return one.layers, one.warmup, one.row
+
+
+def _cell(trials: list[MapTrial]) -> str:
+    """``2 of 6, 4 constant``; *later* if a model that did not read reads at 3,000 updates."""
+    states = [one.state for one in trials]
+    words = [f"{states.count('reads')} of {len(states)}"] if states else []
+    words += [f"{count} constant" for count in [states.count("constant")] if count]
+    words += ["later" for _ in range(any(one.later == "reads" and one.state != "reads" for one in trials))]
+    return ", ".join(words)
+
+
 def main() -> None:
-    every = trials()
-    counts = {layers: (sum(one.layers == layers for one in every), planned(layers)) for layers in GRID}
-    known = [one for one in every if counts[one.layers][0] == counts[one.layers][1]]
-    for layers, (count, whole) in counts.items():
-        said = question(known, layers).said() if count == whole else f"open: {count} of {whole} runs are in"
+    found = whole(trials())
+    for layers, (count, of, known) in found.items():
+        said = question(known, layers).said() if known else f"open: {count} of {of} runs are in"
         print(f"P5 at {layers} layers a side: {said}")
+    known = [one for _, _, own in found.values() for one in own]
     if not known:
         return
     told = "64 wide, text data, the beginning of a schedule of 6,000 updates"
