@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import Watcher
+from stabilitylab.probes.library.adam import formulas
 
 # which the mode says of itself when it is first set
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
@@ -55,3 +56,15 @@ def test_the_same_bits_and_the_tables_of_the_cpu() -> None:
         for column in set(table.columns) - {"p99"}:
             expected = on_cpu.column(1, name, column)
             assert sink.column(1, name, column) == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_one_adam_counts_its_updates_on_the_gpu_and_another_on_the_cpu() -> None:
+    gradients = [torch.full((3,), value, device="cuda") for value in (0.5, -2.0)]
+    group = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+    def found(*devices: str) -> list[torch.Tensor]:
+        counts = [torch.tensor(updates, device=device) for updates, device in zip((3.0, 7.0), devices, strict=True)]
+        states = [{"step": n, "exp_avg": 0.5 * g, "exp_avg_sq": g * g} for n, g in zip(counts, gradients, strict=True)]
+        return [tensor for tensors in formulas(gradients, states, [group, group]).values() for tensor in tensors]
+
+    assert all(torch.equal(a, b) for a, b in zip(found("cuda", "cpu"), found("cpu", "cpu"), strict=True))

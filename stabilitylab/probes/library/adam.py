@@ -142,8 +142,10 @@ def formulas(
     if not gradients:
         return {"rms_t": [], "update": [], "clear": []}
     device = gradients[0].device
-    steps = torch.stack([state["step"] for state in states])  # on the CPU, or with the rest
-    steps = steps.to(device, torch.float64, non_blocking=True)
+    counts = [state["step"] for state in states]  # on the CPU, or with the rest
+    if len({count.device for count in counts}) > 1:  # of one optimizer here, of another there
+        counts = [count.to(device, non_blocking=True) for count in counts]
+    steps = torch.stack(counts).to(device, torch.float64, non_blocking=True)
     betas = _on_device(tuple((float(first), float(second)) for first, second in (g["betas"] for g in groups)), device)
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
