@@ -146,8 +146,8 @@ def explain(
     slopes, unmeasured = derivative_findings(flight, loop)
     findings = first_of_each([*result.findings, *data, *slopes])
     found = Explanation(
-        "no trouble",
-        [],
+        verdict="no trouble",
+        sentences=[],
         findings=findings,
         audit=result,
         unchecked=[*result.unchecked, *unjudged, *unmeasured, *flight.notes],
@@ -194,7 +194,7 @@ def _facts_alone(flight: Flight) -> Explanation:
     )
     why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
     verdict: Verdict = "finding" if accused else ("not replayed" if flight.lasting() else "no trouble")
-    return Explanation(verdict, [head], findings, unchecked=[why], trouble=flight.trouble)
+    return Explanation(verdict=verdict, sentences=[head], findings=findings, unchecked=[why], trouble=flight.trouble)
 
 
 def _told(flight: Flight) -> str:

@@ -25,7 +25,7 @@ from .page.overview import Overview, overview
 from .page.point import pointless
 from .page.press import Press
 from .page.sections import Group, PageSection
-from .worst_first import SHOWN, named, shown
+from .worst_first import SHOWN, named, shown, worst_first
 
 log = logging.getLogger(__name__)
 PAPERS = ("branchnorm", "deepnet", "admin")
@@ -167,7 +167,7 @@ def _top(runs: Runs, names: Sequence[str]) -> tuple[Overview, list[Failed]]:
     """The top of the page about the runs of these names; without names, about all."""
     known = {record.name for record in runs}
     own = runs.where(lambda record: record.name in names) if names else runs
-    return top(own, named(own, [name for name in names if name in known]) if own else [])
+    return top(own, named(own, [name for name in names if name in known]) if names else worst_first(own))
 
 
 def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:

@@ -28,27 +28,27 @@ TAIL = 10  # a loss of single batches is averaged over the last tenth
 
 def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
     """Return the runs whose layers the page shows: the existing runs of ``names``; without names, the first SHOWN of
-    :func:`named`."""
+    :func:`worst_first`."""
     if not names:
-        return named(runs, ())[:SHOWN]
-    known = {record.name for record in runs}
-    there = [name for name in names if name in known]
-    return named(runs, there) if there else []
+        return worst_first(runs)[:SHOWN]
+    known = {record.name: record for record in runs}
+    return [known[name] for name in names if name in known]
 
 
 def named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """Return the runs of these names. Without names, return all training runs, worst first.
+    """Return the runs of these names, in their order. Raises UsageError for an unknown name."""
+    known = {record.name: record for record in runs}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
+    return [known[name] for name in names]
+
+
+def worst_first(runs: Runs) -> list[Record]:
+    """Return all training runs; one-step runs if there are no others.
 
     Running ones come first, then those that went wrong. One run of each label comes before a second run of any label,
     but for watched runs that are running or went wrong: these keep their own place.
-
-    Raises UsageError for an unknown name.
     """
-    if names:
-        known = {record.name: record for record in runs}
-        if unknown := [name for name in names if name not in known]:
-            raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
-        return [known[name] for name in names]
     trained = [record for record in runs if record.kind != "onestep"] or list(runs)
     unjudged = [record for record in trained if record.verdict not in BY_VERDICT and record.kind != "onestep"]
     looked = {record.name for record in sorted(unjudged, key=_promising)[:MANY]}

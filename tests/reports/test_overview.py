@@ -21,7 +21,7 @@ from stabilitylab.reports.page.overview import facts, overview, track
 from stabilitylab.reports.page.point import pointless
 from stabilitylab.reports.page.sections import PageSection, described
 from stabilitylab.reports.page.sentences import fold, sentence
-from stabilitylab.reports.worst_first import OTHERWISE, named, place
+from stabilitylab.reports.worst_first import OTHERWISE, place, worst_first
 from stabilitylab.schema import Row
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.incident import write_incident
@@ -161,7 +161,7 @@ def test_runs_of_ones_own_stand_by_their_diagnosis(tmp_path: Path) -> None:
     places = {record.name: place(record, look=True) for record in runs}
     assert places["broken"] < places["even"] < places["deepnorm"]
     assert place(next(record for record in runs if record.name == "even"), look=False) == OTHERWISE
-    assert named(runs, ())[0].name == "broken"
+    assert worst_first(runs)[0].name == "broken"
 
 
 def test_runs_of_ones_own_are_named_and_outcomes_alone_have_no_advice(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from test_page import Document
 
 from stabilitylab.reports.build import build
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.worst_first import MANY, NOT_FINITE, OTHERWISE, named, place
+from stabilitylab.reports.worst_first import MANY, NOT_FINITE, OTHERWISE, place, worst_first
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.incident import write_incident
 from stabilitylab.store.nonfinite import lost
@@ -57,7 +57,7 @@ def test_what_is_not_finite_comes_first_in_any_number_of_runs(tmp_path: Path) ->
     watched(tmp_path, "z-broken", [*FALLING, math.nan])
     watched(tmp_path, "z-broken-too", [*FALLING, math.inf])
     runs = Runs.load(tmp_path)
-    assert [record.name for record in named(runs, ())[:3]] == ["z-broken", "z-broken-too", "y-still"]
+    assert [record.name for record in worst_first(runs)[:3]] == ["z-broken", "z-broken-too", "y-still"]
     known = {record.name: record for record in runs}
     assert (place(known["z-broken"], look=False), place(known["a00"], look=False)) == (NOT_FINITE, OTHERWISE)
     assert sum(record.found is not None for record in runs) == MANY - 2  # what is not finite needs no look
@@ -70,7 +70,7 @@ def test_only_trained_architectures_take_turns(tmp_path: Path) -> None:
                  verdict="diverged" if arch == "postln" else "trained")  # fmt: skip
     watched(tmp_path, "w1", [*FALLING, math.nan])
     watched(tmp_path, "w2", [*FALLING, math.nan])
-    found = [record.name for record in named(Runs.load(tmp_path), ())]
+    found = [record.name for record in worst_first(Runs.load(tmp_path))]
     assert found == ["postln-3", "w1", "w2", "deepnorm-3", "postln-4", "deepnorm-4"]
 
 
