@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,19 +52,42 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     assert (norms["value"] > 0).all()
 
 
+# Each as a program, one after the other in one process, which imports torch and its trainers once.
+HELP = """
+import contextlib, io, json, runpy, sys
+
+told = {}
+for path in sys.argv[1:]:
+    sys.argv = [path, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            runpy.run_path(path, run_name="__main__")
+            code = "trains"
+        except SystemExit as end:
+            code = end.code
+    told[path] = code, out.getvalue()
+print(json.dumps(told))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rest_slow([*LEFT, "learning_rate_jump"], ["learning_rate_jump"]))
-def test_an_example_asked_for_help_trains_nothing(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip(NEEDS.get(name, "transformers"))
+def test_an_example_asked_for_help_trains_nothing(tmp_path: Path) -> None:
+    """A process for each of them is the other tests' concern."""
+    for module in ("transformers", *NEEDS.values()):
+        pytest.importorskip(module)
+    paths = [str(EXAMPLES / f"{name}.py") for name in [*LEFT, "learning_rate_jump"]]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-    told = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"],
+    ended = subprocess.run(
+        [sys.executable, "-c", HELP, *paths],
         capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert "folder of the run (default: runs/" in told.stdout
-    assert not [*tmp_path.iterdir()]
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert [*told] == paths
+    for path, (code, text) in told.items():
+        assert code == 0, f"{path} --help: {code}"
+        assert "folder of the run (default: runs/" in text, f"{path} --help says: {text}"
+    assert not [*tmp_path.iterdir()], "an example asked for help leaves a file"
 
 
 @pytest.mark.slow
