@@ -40,6 +40,7 @@ def test_the_sdist_makes_the_same_wheel(dist: dict[str, Path], tmp_path: Path) -
 
 
 def test_the_wheel_probes_reports_and_diagnoses_in_an_empty_environment(dist: dict[str, Path], tmp_path: Path) -> None:
+    """The report draws one figure; it draws all of them in the environment of the plug-in, from the same wheel."""
     env = Environment(tmp_path)
     assert env.run("-c", "import stabilitylab", program=[str(env.python)]).returncode  # nothing of ours is there yet
     env.install(dist["wheel"])
@@ -47,8 +48,9 @@ def test_the_wheel_probes_reports_and_diagnoses_in_an_empty_environment(dist: di
     assert Path(where.stdout.strip()).is_relative_to(env.site), where
     made = env.run("probe", "--arch", "postln", "--depth", "2", *FAST)
     assert (made.returncode, made.stdout) == (0, "runs/postln-2-s0\n"), made.stderr
-    reported = env.run("report", "--quiet")
+    reported = env.run("report", "--figure", "branchnorm:3", "--quiet")
     assert reported.returncode == 0, reported.stderr
+    assert (env.work / "report" / "figures" / "branchnorm-3.svg").exists()
     assert (env.work / "report" / "index.html").stat().st_size > 10_000
     diagnosed = env.run("diagnose", "runs/postln-2-s0")
     assert diagnosed.returncode == 0, diagnosed.stderr
@@ -84,7 +86,7 @@ def test_the_example_plugin_adds_one_of_each(dist: dict[str, Path], tmp_path: Pa
         assert made.returncode == 0, made.stderr
     (run, *_) = sorted((env.work / "runs").iterdir())
     assert json.loads((run / "run.json").read_text())["config"]["model"]["options"] == {"kappa": 0.25}
-    reported = env.run("report", "--quiet")
+    reported = env.run("report", "--run", run.name, "--quiet")
     assert reported.returncode == 0, reported.stderr
     assert {path.suffix for path in (env.work / "report" / "figures").glob("example-1*")} >= {".png", ".svg", ".csv"}
     page = (env.work / "report" / "index.html").read_text(encoding="utf-8")
