@@ -14,18 +14,21 @@ from stabilitylab.store import RunWriter
 from stabilitylab.train import plan
 from stabilitylab.train.loop import Trainer
 
-STEPS = 60
+STEPS = 30
+WITHOUT_NORMS = ("train.steps=60", "train.warmup=10")  # their branches start at or near 0
 SOME = MORE_ARCHS | {"postln", "preln", "deepnorm", "keel"}
+REAL = {"admin", "branchnorm", "dlcl", "resi-dual"}  # what real text adds to the made-up language is no matter of archs
 RECIPE = (
-    f"train.steps={STEPS} train.lr=1e-3 train.warmup=10 model.T=40 probes.update_every=20 probes.names=['ln_input']"
+    f"train.steps={STEPS} train.lr=2e-3 train.warmup=5 model.T=20 train.evaluations=3 probes.update_every=10 "
+    "probes.names=['ln_input']"
 )
 
 
 def learns(folder: Path, arch: str, *sets: str, depth: int = 12, least: float = 1.0) -> None:
     """The held-out loss, which starts about log V, falls by a nat, and no recorded number is NaN or inf."""
-    if not ARCHS[arch].normalised:
-        sets = (*sets, "probes.names=['grad_norm']")
     own = (f"train.steps={STEPS}", f"model.arch={arch}", "data.sentences=16")
+    if not ARCHS[arch].normalised:
+        own, sets = (*own, *WITHOUT_NORMS), ("train.lr=1e-3", *sets, "probes.names=['grad_norm']")
     config = resolve(parse_set([*RECIPE.split(), *own, *sets]), depth=depth)
     prepared = plan(config)
     writer = RunWriter.create(folder, {"config": config.model_dump(mode="json")})
@@ -38,7 +41,7 @@ def learns(folder: Path, arch: str, *sets: str, depth: int = 12, least: float = 
     assert nll[0] - nll[-1] > least
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), (), SOME))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), (), REAL))
 def test_on_multi30k(arch: str, multi30k: Path, tmp_path: Path) -> None:
     text = ",".join(str(multi30k / f"train.{side}.gz") for side in ("de", "en"))
     learns(tmp_path / "run", arch, f"data.source=text:{text}", "data.vocab_size=2000")
