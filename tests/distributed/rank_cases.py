@@ -41,6 +41,7 @@ from stabilitylab.store import Run
 CASES: dict[str, Callable[[Path], Any]] = {}
 SLOW = frozenset(  # asked for by tests of the slow set alone
     {
+        *BROKEN_CASES,
         *COMPILED_CASES,
         *FOUR_CASES,
         *FOUR_SETUPS,
