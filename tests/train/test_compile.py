@@ -39,7 +39,7 @@ pytestmark = [
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 COMMON = (
     "data.sentences=4 data.held_out=6 data.max_length=12 data.validation=40 model.d_model=16 model.d_ffn=32 model.T=10 "
-    "train.steps=8 train.warmup=3 train.lr=1e-3 probes.every=3 probes.update_every=5"
+    "train.steps=8 train.warmup=3 train.lr=1e-3 train.evaluations=4 probes.every=3 probes.update_every=5"
 )
 ON = "train.compile=on"
 
@@ -174,7 +174,7 @@ def test_deep_models_compile_what_shallow_ones_do_while_alpha_grows(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
-    settings = ON, "train.checkpoint_every=5", "model.dropout=0.1"
+    settings = ON, "train.checkpoint_every=5", "model.dropout=0.1", "data.max_length=6"
     whole = fit(tmp_path / "whole", *settings)
     seen: list[int] = []
     broken = trainer(tmp_path / "broken", *settings)
@@ -190,7 +190,7 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_recorded_too(accumulate: int, tmp_path: Path) -> None:
     """The first update of each shape compiles and runs directly; what is recorded is the compiled code."""
-    many = f"train.accumulate={accumulate}", "train.steps=20"
+    many = f"train.accumulate={accumulate}", "train.steps=12"
     direct = fit(tmp_path / "direct", ON, *many)
     graphs = counters["stats"]["unique_graphs"]
     counters.clear()
@@ -199,7 +199,7 @@ def test_recorded_too(accumulate: int, tmp_path: Path) -> None:
     same(direct, recorded)
     assert counters["stats"]["unique_graphs"] == graphs
     assert isinstance(recorded.apply, ReplaysApart if accumulate > 1 else Replays)
-    assert tape.replayed > 20
+    assert tape.replayed > 12
 
 
 def test_who_compiles(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

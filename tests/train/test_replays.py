@@ -36,7 +36,7 @@ pytestmark = pytest.mark.two_runs
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 COMMON = (
-    "model.T=20 train.warmup=10 train.lr=1e-3 probes.every=3 probes.update_every=7 "
+    "model.T=20 train.warmup=10 train.lr=1e-3 train.evaluations=9 probes.every=3 probes.update_every=7 "
     "data.sentences=4 data.held_out=6 model.d_model=16 model.d_ffn=32 data.max_length=12"
 )
 
@@ -80,6 +80,20 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         return
     device = torch.device("cuda")
     yield Machine(device, lambda: CudaGraphs(device), exact=False, steps=50)
+
+
+@pytest.fixture(scope="module")
+def directly(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trainer]:
+    """Run without a recorder; each run is made once for all tests that compare with it."""
+    made: dict[Any, Trainer] = {}
+
+    def run(machine: Machine, *settings: str) -> Trainer:
+        key = machine.device.type, settings
+        if key not in made:
+            made[key] = machine.fit(tmp_path_factory.mktemp("direct") / "run", *settings)
+        return made[key]
+
+    return run
 
 
 def same(machine: Machine, first: Trainer, second: Trainer) -> None:
@@ -142,9 +156,9 @@ def test_whatever_the_settings(machine: Machine, settings: tuple[str, ...], tmp_
 
 
 @pytest.mark.slow
-def test_alpha_and_the_rate_change_inside(machine: Machine, tmp_path: Path) -> None:
+def test_alpha_and_the_rate_change_inside(machine: Machine, directly: Any, tmp_path: Path) -> None:
     """Against a replay in which they are frozen: then the run is another one."""
-    direct = machine.fit(tmp_path / "direct")
+    direct = directly(machine)
     frozen = machine.trainer(tmp_path / "frozen", recorder=machine.recorder())
     assert frozen.model.schedule is not None
     start = frozen.model.schedule.at(0)
@@ -201,10 +215,10 @@ def test_no_synchronisation_between_probed_updates(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A probe that looks at a number of the device: the recording notices, and updates run directly."""
-    direct = ON_CPU.fit(tmp_path / "direct")
+    direct = directly(ON_CPU)
     collect = GradNorm.collect
 
     def looking(self: GradNorm, parameters: Any) -> Any:
@@ -311,7 +325,7 @@ def test_what_micro_batches_work_in_is_held_once_where_they_are_recorded_apart(s
 
 @pytest.mark.slow
 def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    directly: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shy(Tape):
         """Its first call sets something up, as a library does that loads a kernel."""
@@ -325,7 +339,7 @@ def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(
             return super().record(work)
 
     shy = Shy()
-    direct = ON_CPU.fit(tmp_path / "direct")
+    direct = directly(ON_CPU)
     replayed = ON_CPU.fit(tmp_path / "replayed", recorder=shy)
     same(ON_CPU, direct, replayed)
     assert isinstance(replayed.apply, Replays)
@@ -369,9 +383,11 @@ def test_the_tape_spoils_what_lies_in_the_pool() -> None:
 
 
 @pytest.mark.slow
-def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_shapes_than_are_recorded_run_directly(
+    directly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 1)
-    direct = ON_CPU.fit(tmp_path / "direct")
+    direct = directly(ON_CPU)
     replayed = ON_CPU.fit(tmp_path / "replayed", recorder=Tape())
     same(ON_CPU, direct, replayed)
     assert isinstance(replayed.apply, Replays)
@@ -411,10 +427,10 @@ def test_micro_batches_are_recorded_apart_where_combinations_of_shapes_are_too_m
 
 @pytest.mark.slow
 def test_where_a_half_cannot_be_recorded_updates_run_directly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    many = ("train.accumulate=4",)
-    direct = ON_CPU.fit(tmp_path / "direct", *many)
+    many = ("train.accumulate=4", "train.steps=14")
+    direct = directly(ON_CPU, *many)
 
     class Shy(Tape):
         """Records the first halves alone, and of them not the first."""
@@ -448,10 +464,10 @@ def reading(change: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.slow
 def test_from_the_17th_shape_on_updates_of_several_micro_batches_run_directly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = ("train.accumulate=4",)
-    direct = ON_CPU.fit(tmp_path / "direct", *many)
+    many = ("train.accumulate=4", "train.steps=14")
+    direct = directly(ON_CPU, *many)
     monkeypatch.setattr("stabilitylab.train.fast.micro_replays.MOST", 1)
     replayed = ON_CPU.fit(tmp_path / "replayed", *many, recorder=Tape())
     same(ON_CPU, direct, replayed)
