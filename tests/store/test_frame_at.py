@@ -51,6 +51,7 @@ def test_several_steps_are_those_of_the_whole_table_each_once(tmp_path: Path) ->
     pd.testing.assert_frame_equal(run.frame_at("grad_norm", [100, 2, 1]), expected)
 
 
+@pytest.mark.slow
 def test_no_table_outlives_its_reader(tmp_path: Path) -> None:
     """A process that made a report keeps none of the tables that it read."""
     run = Run.open(write(tmp_path / "a")).snapshot()

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from edited_runs import as_schema, edit
+from rest_slow import rest_slow
 from store_cases import GRAD_NORM, SIMILARITY, TABLES, contents, new_run, put, steps_in
 
 from stabilitylab.errors import DamagedError, InputError
@@ -27,35 +28,43 @@ def flipped(data: bytes, place: int, bit: int) -> bytes:
     return bytes(damaged)
 
 
-@pytest.fixture
-def left(tmp_path: Path) -> Path:
-    """Steps 0-5 in the journal of a process that is gone."""
-    writer = new_run(tmp_path / "run", *range(6))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of the two fixtures below, of which each test damages a copy."""
+    folder = tmp_path_factory.mktemp("made")
+    writer = new_run(folder / "left", *range(6))
     writer._lock.release()
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def closed(tmp_path: Path) -> Path:
-    """Steps 0-5 in three parts."""
-    writer = new_run(tmp_path / "run")
+    writer = new_run(folder / "closed")
     for first in (0, 2, 4):
         put(writer, first, first + 1)
         writer.seal()
     writer.close()
     writer.set_status("finished", 6)
-    return tmp_path / "run"
+    return folder
 
 
+@pytest.fixture
+def left(made: Path, tmp_path: Path) -> Path:
+    """Steps 0-5 in the journal of a process that is gone."""
+    return Path(shutil.copytree(made / "left", tmp_path / "run"))
+
+
+@pytest.fixture
+def closed(made: Path, tmp_path: Path) -> Path:
+    """Steps 0-5 in three parts."""
+    return Path(shutil.copytree(made / "closed", tmp_path / "run"))
+
+
+@pytest.mark.parametrize("flips", rest_slow([15, 150], [15]))
 def test_a_flipped_bit_in_the_journal_costs_one_record_wherever_it_is(
-    left: Path, caplog: pytest.LogCaptureFixture
+    left: Path, flips: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, run, chance = left / "journal-000001.records", Run.open(left), random.Random(1)
     data = path.read_bytes()
     starts = [i for i in range(len(data)) if data.startswith(journal.MARK, i)]
     assert len(starts) == 6
     whole = {table.name: run.frame(table.name) for table in TABLES}
-    for place in sorted({*starts, *(start + 12 for start in starts), *chance.sample(range(len(data)), 150)}):
+    for place in sorted({*starts, *(start + 12 for start in starts), *chance.sample(range(len(data)), flips)}):
         path.write_bytes(flipped(data, place, chance.randrange(8)))
         hit = sum(start <= place for start in starts) - 1
         records = journal.read_records(path)

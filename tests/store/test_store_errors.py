@@ -293,6 +293,7 @@ def test_a_full_device_refuses_a_status_and_keeps_the_old_one(run: Path) -> None
     writer.close()
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_of_the_shell_costs_no_recorded_step(tmp_path: Path) -> None:
     """``ulimit -f``: a refusal by the kernel, in a real process, of which nothing was patched."""
     script = f"""

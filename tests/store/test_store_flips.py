@@ -36,6 +36,7 @@ def test_no_flip_is_silent(run: Path, kind: str) -> None:
     assert sum(found) == 12
 
 
+@pytest.mark.slow
 def test_pandas_reads_flipped_parts_as_other_numbers(tmp_path: Path) -> None:
     """As docs/runs.md says, which therefore gives the checked way first: a part of 200 rows of random numbers."""
     chance = np.random.default_rng(0)
@@ -64,6 +65,7 @@ def test_no_flip_of_three_hundred_is_silent(run: Path, kind: str) -> None:
     assert found.harmless == 0, f"verify finds nothing: {found}"
 
 
+@pytest.mark.slow
 def test_the_count_sees_silent_flips_where_there_is_no_checksum(run: Path, tmp_path: Path) -> None:
     """As in schema 3, whose run.json is read as other settings."""
     old = as_schema(shutil.copytree(run, tmp_path / "old"), 3)

@@ -47,9 +47,14 @@ def everything(path: Path, first: int = 0) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return everything(tmp_path_factory.mktemp("whole") / "run")
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return everything(tmp_path / "run")
+def made(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
 def test_every_file_names_its_run(made: Path) -> None:

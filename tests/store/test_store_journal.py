@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rest_slow import rest_slow
 from store_cases import full_device, new_run, put, steps_in
 
 from stabilitylab.errors import ResourceError
@@ -51,13 +52,14 @@ def test_every_number_comes_back_and_absent_is_not_nan(rows, loss, sealed) -> No
     assert bits(kept["loss"].to_pylist()) == bits(loss)
 
 
-def test_a_tail_torn_at_any_byte_costs_the_last_step_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", rest_slow([1, 16], [16]))
+def test_a_tail_torn_at_any_byte_costs_the_last_step_only(tmp_path: Path, apart: int) -> None:
     writer = new_run(tmp_path / "run", 0, 1)
     journal = tmp_path / "run" / "journal-000001.records"
     two = journal.stat().st_size
     put(writer, 2)
     three, run = journal.read_bytes(), Run.open(tmp_path / "run")
-    for length in range(two, len(three)):
+    for length in range(two, len(three), apart):
         journal.write_bytes(three[:length])
         assert len(run.metrics) == 2, length
     assert steps_in(tmp_path / "run") == 2
@@ -66,6 +68,7 @@ def test_a_tail_torn_at_any_byte_costs_the_last_step_only(tmp_path: Path) -> Non
     writer.close()
 
 
+@pytest.mark.slow
 def test_a_first_record_torn_anywhere_is_an_empty_run(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run", 0)
     journal = tmp_path / "run" / "journal-000001.records"

@@ -46,6 +46,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pq.ParquetFile, "read", small)
 
 
+@pytest.mark.slow
 def test_a_part_beyond_all_bounds_is_refused_by_its_footer(run: Path) -> None:
     """Such a file of 2.6 MB cost 7.5 GB."""
     as_schema(run, 2)

@@ -334,6 +334,7 @@ def test_load_runs_finds_all_and_reports_the_broken_one(tmp_path: Path) -> None:
         load_runs(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_writing_imports_neither_torch_nor_pandas_and_reading_no_torch(tmp_path: Path) -> None:
     script = f"""
 import sys

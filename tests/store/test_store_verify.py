@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from edited_runs import edit
+from rest_slow import rest_slow
 from store_cases import TABLES, contents, new_run, put
 
 from stabilitylab.errors import InputError
@@ -19,21 +20,27 @@ from stabilitylab.store.journal import Journal
 from stabilitylab.store.verify import verify
 
 
-@pytest.fixture
-def sound(tmp_path: Path) -> Path:
-    """Three parts, the steps 0-8 of 8 updates, a checkpoint."""
-    writer = new_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "run"
+    writer = new_run(path)
     for first in (0, 3, 6):
         put(writer, *range(first, first + 3))
         writer.seal()
     writer.close()
     writer.set_status("finished", 8)
-    (tmp_path / "run/checkpoints").mkdir()
-    with (tmp_path / "run/checkpoints/step-00000008.pt").open("xb") as file:
+    (path / "checkpoints").mkdir()
+    with (path / "checkpoints/step-00000008.pt").open("xb") as file:
         hashed = Hashed(file, writer.run_id)
         hashed.write(b"some weights" * 100 + b"\0\0")
         hashed.seal()
-    return tmp_path / "run"
+    return path
+
+
+@pytest.fixture
+def sound(made: Path, tmp_path: Path) -> Path:
+    """Three parts, the steps 0-8 of 8 updates, a checkpoint."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
 
 
 def test_a_sound_run_is_ok_finished_killed_or_going(sound: Path, tmp_path: Path) -> None:
@@ -120,10 +127,11 @@ def test_damage_is_found_and_said(sound: Path, case: str) -> None:
     assert all("\n" not in finding for finding in findings)
 
 
-def test_every_flipped_bit_is_found(sound: Path) -> None:
+@pytest.mark.parametrize("flips", rest_slow([15, 150], [15]))
+def test_every_flipped_bit_is_found(sound: Path, flips: int) -> None:
     chance = random.Random(5)
     files = [path for path in sound.rglob("*") if path.is_file() and path.stat().st_size]
-    for _ in range(150):
+    for _ in range(flips):
         path = chance.choice(files)
         data = path.read_bytes()
         damaged = bytearray(data)
