@@ -27,7 +27,7 @@ def imported(source: str, module: str, known: Mapping[str, object], is_package: 
     guards = [
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     ]
     found: dict[str, bool] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from stabilitylab.models.facts import facts
 from stabilitylab.sweep import Job, plan, table, tables
 
 
+@cache
+def known() -> dict[str, Any]:
+    return {name: facts(name, 1, 1) for name in ARCHS}
+
+
 @pytest.fixture
 def _listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``list archs`` says, without a process of its own."""
-    known = {name: facts(name, 1, 1) for name in ARCHS}
-    monkeypatch.setattr(tables, "arch_facts", lambda: known)
+    monkeypatch.setattr(tables, "arch_facts", known)
     monkeypatch.setattr(tables, "registered_arch", ARCHS.resolve)
 
 
