@@ -37,6 +37,7 @@ def test_declared_updates_are_equal_on_every_rank(ranks: Any) -> None:
     assert [Path(one).parent.name for one in found["files"]] == ["rank-1", "black_box"]
 
 
+@pytest.mark.slow
 def test_a_module_that_computes_otherwise_on_one_rank_is_named_with_it(ranks: Any) -> None:
     found = same(ranks("explain_forward"))
     assert found["verdict"] == "finding"
@@ -46,6 +47,7 @@ def test_a_module_that_computes_otherwise_on_one_rank_is_named_with_it(ranks: An
     assert "on rank 1 alone" in sentence
 
 
+@pytest.mark.slow
 def test_other_processes_than_recorded_are_refused(ranks: Any) -> None:
     one, other = ranks("explain_foreign")
     assert one["bare"].startswith("UsageError: 2 processes recorded this run: start as many, as with torchrun")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rank_toys import extra_probes, train
+from rest_slow import rest_slow
 
 
 @cache
@@ -45,7 +46,7 @@ def worst(some: dict[str, Any], others: dict[str, Any]) -> float:
     return max(differences)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["fsdp"]))
 def test_step_0_in_float32(ranks: Any, kind: str) -> None:
     several, one = ranks(f"{kind}_start")[0], alone(dtype=torch.float32, steps=1)
     assert worst(several | {"rows": several["rows"][:1]}, one | {"rows": one["rows"][:1]}) < 1e-6
@@ -57,9 +58,9 @@ def test_step_0_in_float32(ranks: Any, kind: str) -> None:
         ("ddp_updates", {}),
         ("fsdp_updates", {}),
         ("columns_updates", {"steps": 3}),
-        ("hsdp_updates", {"steps": 3}),
+        pytest.param("hsdp_updates", {"steps": 3}, marks=pytest.mark.slow),
         pytest.param("hsdp-flat_updates", {"steps": 3}, marks=pytest.mark.slow),
-        ("ddp_accumulated", {"steps": 2, "accumulate": 2}),
+        pytest.param("ddp_accumulated", {"steps": 2, "accumulate": 2}, marks=pytest.mark.slow),
         ("fsdp_accumulated", {"steps": 2, "accumulate": 2}),
     ],
 )
@@ -81,7 +82,7 @@ def test_a_rank_did_hold_nothing_of_a_parameter(ranks: Any) -> None:
     assert (first["empty"], second["empty"]) == ([], ["single"])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
 def test_a_reference_batch_may_be_split_over_ranks(ranks: Any, kind: str) -> None:
     """Means over tokens are those of the whole batch; what is centred by a mean token uses this rank's."""
     split, whole = ranks(f"{kind}_split_reference")[0], alone(steps=2)

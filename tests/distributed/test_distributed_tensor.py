@@ -20,7 +20,7 @@ def alone(**options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("plan", "when"),
-    rest_slow(product(PLANS, ("before", "after")), {("columns", "after"), ("sequence", "after")}),
+    rest_slow(product(PLANS, ("before", "after")), {("sequence", "after")}),
 )
 def test_every_table_is_that_of_one_process(ranks: Any, plan: str, when: str) -> None:
     first, second = ranks(f"cut_{plan}_{when}")

@@ -68,7 +68,8 @@ def test_the_run_of_two_ranks_is_that_of_one_process(ranks: Any, folder: Path, k
     np.testing.assert_allclose(*later, rtol=1e-2)
 
 
-@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Any, kind: str) -> None:
     for result in ranks(f"{kind}_resumed"):  # the signal that rank 1 got ended both after the same update
         assert result["broken"] == ("interrupted", 3, signal.SIGTERM)
@@ -110,6 +111,7 @@ def test_the_first_ranks_clock_says_when_all_write_a_checkpoint(ranks: Any, kind
     assert all(torch.equal(states[0]["model"][key], states[1]["model"][key]) for key in states[0]["model"])
 
 
+@pytest.mark.slow
 def test_all_ranks_agree_on_what_there_is_to_be_done(ranks: Any) -> None:
     first, second = ranks("found")
     assert first == second
@@ -125,6 +127,7 @@ def test_what_cannot_start_says_so_on_every_rank(ranks: Any) -> None:
         assert said[1].startswith("UsageError: a batch of 1 sentences leaves some of 2 processes without one")
 
 
+@pytest.mark.slow
 def test_a_run_of_two_ranks_needs_two_to_go_on(ranks: Any) -> None:
     path = Path(ranks("ddp_resumed")[0]["paths"][1])
     with pytest.raises(UsageError, match="--parallel ddp needs torchrun: torchrun --nproc-per-node 2 -m"):
