@@ -122,6 +122,7 @@ def test_a_watched_run_says_how_sure_an_alarm_is(mine: Path, tmp_path: Path, cap
     assert [*listen(Run.open(tmp_path / "a"), Alarm(mine))] == [alert]
 
 
+@pytest.mark.slow
 def test_a_watched_run_that_calibrated_is_silent(mine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each number again, as it comes from a training and not from the disk; the part before the update too."""
     for seed in range(K):
@@ -139,6 +140,7 @@ def test_other_settings_are_warned_of(mine: Path, tmp_path: Path, caplog: pytest
     )
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_said_once_and_claims_no_bound(
     mine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, run: Any
 ) -> None:
@@ -214,6 +216,7 @@ def test_a_calibrated_alarm_reads_whole_rows() -> None:
     assert (alert.rule, alert.bound, alert.sure) == ("not finite", None, "")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_what_one_that_went_on_says(mine: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "config": {"lr": 1e-3}}
     whole = watched(tmp_path / "whole", Loop(bad=25, seed=6), steps=STEPS, alarm=Alarm(mine, refractory=5), **options)
@@ -324,6 +327,7 @@ def test_a_verdict_that_is_no_health_is_refused(
         calibrate(healthy)
 
 
+@pytest.mark.slow
 def test_recipes_that_differ_are_told(healthy: list[Run], tmp_path: Path) -> None:
     other = train(tmp_path / "other", 8, config={"seed": 8, "lr": 2e-3})
     found = calibrate([*healthy, other])

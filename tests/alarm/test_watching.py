@@ -29,17 +29,17 @@ RULES = (
 def test_an_alarm_goes_to_the_log_the_run_and_the_caller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Alert] = []
     with caplog.at_level(logging.WARNING, "stabilitylab"):
-        alerts = watched(tmp_path / "a", Loop(bad=40), alarm=Alarm(RULES, on_alarm=heard.append))
-    assert [(alert.step, alert.rule) for alert in alerts] == [(40, "gradient")]
+        alerts = watched(tmp_path / "a", Loop(bad=24), steps=26, alarm=Alarm(RULES, on_alarm=heard.append))
+    assert [(alert.step, alert.rule) for alert in alerts] == [(24, "gradient")]
     assert heard == alerts
-    assert "alarm: step 40: a gradient jumps" in caplog.text
+    assert "alarm: step 24: a gradient jumps" in caplog.text
     told = recorded(Run.open(tmp_path / "a").manifest)
     assert [alert["sentence"] for alert in told] == [alert.sentence for alert in alerts]
 
 
 def test_a_stored_run_says_the_same(tmp_path: Path) -> None:
-    alerts = watched(tmp_path / "a", Loop(bad=30, fast=45), steps=46, alarm=Alarm(RULES))
-    assert [(alert.step, alert.rule) for alert in alerts] == [(30, "gradient"), (45, "update")]
+    alerts = watched(tmp_path / "a", Loop(bad=22, fast=25), steps=26, alarm=Alarm(RULES))
+    assert [(alert.step, alert.rule) for alert in alerts] == [(22, "gradient"), (25, "update")]
     again = Alarm(RULES)
     assert list(listen(Run.open(tmp_path / "a"), again)) == alerts
 
@@ -60,11 +60,12 @@ def test_rows_are_what_the_writer_got(tmp_path: Path) -> None:
 
 
 def test_it_speaks_before_the_optimizer_steps(tmp_path: Path) -> None:
-    loop, seen = Loop(bad=40), {}
+    loop, seen = Loop(bad=22), {}
     steps: list[int] = []
     loop.optimizer.register_step_post_hook(lambda *_: steps.append(len(steps)))
-    watched(tmp_path / "a", loop, alarm=Alarm(RULES[:1], on_alarm=lambda alert: seen.update({alert.step: len(steps)})))
-    assert seen == {40: 40}  # forty updates were made, that of row 40 was not
+    alarm = Alarm(RULES[:1], on_alarm=lambda alert: seen.update({alert.step: len(steps)}))
+    watched(tmp_path / "a", loop, steps=24, alarm=alarm)
+    assert seen == {22: 22}  # 22 updates were made, that of row 22 was not
 
 
 def test_training_is_bit_for_bit_that_without_it(tmp_path: Path) -> None:
@@ -76,6 +77,7 @@ def test_training_is_bit_for_bit_that_without_it(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_past(tmp_path: Path) -> None:
     whole = watched(tmp_path / "whole", Loop(bad=40, fast=50), alarm=Alarm(RULES))
     loop = Loop(bad=40, fast=50)
@@ -139,6 +141,7 @@ def test_silence_says_what_was_not_heard_and_damage_is_told(
     assert "is missing" in caplog.text
 
 
+@pytest.mark.slow
 def test_diagnose_has_alarms_on_its_time_line(tmp_path: Path) -> None:
     """As notes: an alarm makes no run ill."""
     watched(tmp_path / "a", Loop(bad=40), alarm=Alarm(RULES))

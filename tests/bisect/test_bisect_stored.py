@@ -166,6 +166,7 @@ def test_the_command_ends_with_the_answer(runs: dict[str, Path], run: Call) -> N
     assert run("bisect", "nowhere", paths[0])[0] == 4
 
 
+@pytest.mark.slow
 def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     runs: dict[str, Path], run: Call, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     assert "Norms alone" not in same
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_its_program_prints(monkeypatch: pytest.MonkeyPatch, run: Call) -> None:
     page = (Path(__file__).parents[2] / "docs" / "bisect.md").read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted import HEADS, VOCAB, WIDTH, ids, loss_of
+from rest_slow import rest_slow
 from torch import Tensor, nn
 
 import stabilitylab as sl
@@ -108,7 +109,7 @@ def ported(one: Stack, attention: type[nn.Module]) -> Any:
     return Stack(("tok", "layers", "final", "unembed"), (embed, layers, norm, head))
 
 
-@pytest.mark.parametrize("attention", [Fused, Separate])
+@pytest.mark.parametrize("attention", rest_slow([Fused, Separate], [Fused]))
 def test_a_correct_port_in_other_names_differs_by_rounding_alone(attention: type[nn.Module]) -> None:
     """Norms have equal gains and biases here, so that these do not tell which is which."""
     model = flat()
@@ -128,7 +129,9 @@ def test_a_correct_port_in_other_names_differs_by_rounding_alone(attention: type
         assert "Some names differ: modules were paired by equal parameters" in str(found)
 
 
-@pytest.mark.parametrize("maps", [(), (r"^layers\.(\d)=blocks.\1", r"\.mlp\.up=.f1", r"\.after=.n2")])
+@pytest.mark.parametrize(
+    "maps", [pytest.param((), marks=pytest.mark.slow), (r"^layers\.(\d)=blocks.\1", r"\.mlp\.up=.f1", r"\.after=.n2")]
+)
 def test_a_fault_of_such_a_port_is_named_in_the_names_of_both(maps: tuple[str, ...]) -> None:
     model = flat()
     other = ported(model, Fused)
@@ -141,6 +144,7 @@ def test_a_fault_of_such_a_port_is_named_in_the_names_of_both(maps: tuple[str, .
     assert [place.name for place in found.fed if place.is_over(3.0)] == ["blocks.1.f2:in"]
 
 
+@pytest.mark.slow
 def test_other_parameters_in_other_names_are_said_to_differ() -> None:
     model = flat()
     other = ported(model, Separate)
@@ -151,6 +155,7 @@ def test_other_parameters_in_other_names_are_said_to_differ() -> None:
     assert (found.first.phase, found.first.name, found.first.other) == ("weights", "emb.weight", "tok.weight")
 
 
+@pytest.mark.slow
 def test_maps_that_cannot_work_and_those_that_do_nothing() -> None:
     model = flat()
     with pytest.raises(UsageError, match=r"cannot replace it \(invalid group reference 2"):
@@ -159,6 +164,7 @@ def test_maps_that_cannot_work_and_those_that_do_nothing() -> None:
     assert "--map 'nosuch=emb' matches no name of the second model." in str(found)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_not_finite_and_another_batch_are_said_first(caplog: pytest.LogCaptureFixture) -> None:
     model = flat()
     broken = copy.deepcopy(model)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from diagnose_cases import Copier, found, kinds, only, train
+from rest_slow import rest_slow
 
 from stabilitylab.changes import LoopChange, changes_of
 from stabilitylab.changes.flags import attribute_changes
 from stabilitylab.diagnose import Diagnosis
 
-AT, STEPS = 33, 50
+AT, STEPS = 33, 44
 CHANGES = {
     "schedule_restart", "optimizer_setting", "optimizer_state", "frozen_parameters", "foreign_write", "eval_mode",
     "dtype_change", "accumulation_change", "module_setting",
@@ -96,8 +97,14 @@ class Restored:
             at(setting(betas=(0.5, 0.999))),
             "optimizer_setting", "change of an optimizer setting", "from [0.9, 0.999] to [0.5, 0.999] at step 33",
         ),
-        (at(setting(eps=1e-3)), "optimizer_setting", "change of an optimizer setting", "from 1e-08 to 0.001"),
-        (at(setting(weight_decay=1.0)), "optimizer_setting", "change of an optimizer setting", "from 0.01 to 1.0"),
+        pytest.param(
+            at(setting(eps=1e-3)),
+            "optimizer_setting", "change of an optimizer setting", "from 1e-08 to 0.001", marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            at(setting(weight_decay=1.0)),
+            "optimizer_setting", "change of an optimizer setting", "from 0.01 to 1.0", marks=pytest.mark.slow,
+        ),
         (
             at(lambda model, optimizer: model.layers[1].requires_grad_(False)),
             "frozen_parameters", "frozen parameters", "12 parameters stopped requiring gradients at step 33",
@@ -107,9 +114,10 @@ class Restored:
             at(lambda model, optimizer: model.eval()),
             "eval_mode", "eval mode while training", "the model was in eval mode from step 33 on",
         ),
-        (
+        pytest.param(
             at(lambda model, optimizer: model.get_submodule("layers.0.attn").eval()),
             "eval_mode", "eval mode while training", "2 modules were in eval mode from step 33 on: layers.0.attn",
+            marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip
@@ -148,7 +156,7 @@ def test_another_number_of_micro_batches_is_named_after_the_probed_row_before(tm
     "rate",
     [
         lambda t: 3e-3 * 0.5 * (1 + math.cos(math.pi * (t % 40) / 40)),  # cosine
-        lambda t: 3e-3 * min(1, (t % 40 + 1) / 10),  # warm-up, then constant
+        pytest.param(lambda t: 3e-3 * min(1, (t % 40 + 1) / 10), marks=pytest.mark.slow),  # warm-up, then constant
     ],
 )
 def test_a_schedule_that_begins_again_is_named(rate: Callable[[int], float], tmp_path: Path) -> None:
@@ -195,12 +203,14 @@ def frozen_from_the_start(t: int, model: Copier, optimizer: torch.optim.Optimize
     ("fault", "given"),
     [
         (None, {}),
-        (None, {"sgd": True}),
+        pytest.param(None, {"sgd": True}, marks=pytest.mark.slow),
         (evaluated, {}),
-        (frozen_from_the_start, {}),
-        (None, {"rate": lambda t: 3e-3 * min(1, (t + 1) / 20)}),
+        pytest.param(frozen_from_the_start, {}, marks=pytest.mark.slow),
+        pytest.param(None, {"rate": lambda t: 3e-3 * min(1, (t + 1) / 20)}, marks=pytest.mark.slow),
         (None, {"rate": lambda t: 3e-3 * 0.5 * (1 - math.cos(math.pi * min(t, 20) / 20))}),
-        (None, {"rate": lambda t: 3e-3 / (2 if t > 20 else 1) / (2 if t > 30 else 1)}),
+        pytest.param(
+            None, {"rate": lambda t: 3e-3 / (2 if t > 20 else 1) / (2 if t > 30 else 1)}, marks=pytest.mark.slow
+        ),
         (None, {"parts": lambda t: 2}),
     ],
     ids=["adamw", "sgd", "evaluated", "frozen at start", "warm-up", "cosine warm-up", "steps down", "two parts"],
@@ -240,7 +250,7 @@ def test_weights_that_are_written_again_and_again_and_settings_of_a_schedule_are
     assert "29 parameters were written before 4 updates, first between 9 and 10" in write.evidence
 
 
-@pytest.mark.parametrize("act", [zeroed, swapped, doubled])
+@pytest.mark.parametrize("act", rest_slow([zeroed, swapped, doubled], [zeroed]))
 def test_digests_name_the_same_changes_and_compare_bits(act: Act, tmp_path: Path) -> None:
     kind = "foreign_write" if act is swapped else "optimizer_state"
     event = only(diagnosed(tmp_path / "run", at(act, 30), record="ledger"), kind)  # digests are made at update 30

@@ -9,6 +9,7 @@ import pytest
 import torch
 from faults import FIRST
 from loops import Loop, batch, loss_fn, recorder, train
+from rest_slow import rest_slow
 
 import stabilitylab as sl
 from stabilitylab.explain import black_box
@@ -25,7 +26,7 @@ from stabilitylab.store.identity import Identity
 
 
 def recorded(
-    kind: type[Loop], path: Path, given: Recorder | None = None, steps: int = 36
+    kind: type[Loop], path: Path, given: Recorder | None = None, steps: int = 28
 ) -> tuple[Flight, DeclaredLoop]:
     """The flight of a run with a fault, and a fresh loop that does what is declared."""
     given = given or recorder()
@@ -83,9 +84,9 @@ def test_one_update_without_a_sketch_is_named_by_hypothesis(tmp_path: Path) -> N
     assert [(one.kind, one.step) for one in found] == [("gradient sign", FIRST + 3)]
 
 
-@pytest.mark.parametrize("kind", [faults.Healthy, faults.Warmed, faults.Evaluates])
+@pytest.mark.parametrize("kind", rest_slow([faults.Healthy, faults.Warmed, faults.Evaluates], [faults.Evaluates]))
 def test_a_healthy_loop_is_equal_in_every_bit_and_has_no_finding(kind: type[Loop], tmp_path: Path) -> None:
-    flight, loop = recorded(kind, tmp_path)
+    flight, loop = recorded(kind, tmp_path, steps=36)
     result = Auditor(flight, loop).run()
     assert result.findings == []
     assert (result.replayed, result.equal) == (len(flight.updates), len(flight.updates))
@@ -184,7 +185,7 @@ def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
     assert found([2.0**t for t in range(9)]) == [], "an exponential ramp, as of a range test"
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("declared", rest_slow([True, False], [True]))
 def test_more_micro_batches_are_replayed_if_declared_and_a_note_if_not(declared: bool, tmp_path: Path) -> None:
     given = recorder(**({"accumulate": "batches"} if declared else {}))
     loop, fresh = Loop(), Loop()

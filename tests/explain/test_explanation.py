@@ -46,6 +46,7 @@ def test_a_rate_that_was_raised_is_a_cause(tmp_path: Path) -> None:
     assert found.exit_code == 1
 
 
+@pytest.mark.slow
 def test_what_is_outside_the_declared_update_is_healed_by_declaration_alone(tmp_path: Path) -> None:
     found = explained(faults.FlippedForGood, tmp_path)
     assert found.verdict == "cause", str(found)
@@ -80,6 +81,7 @@ def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_p
     assert [one.healed for one in decoys] == ([False] if kind is faults.ShiftedWithDecoy else [])
 
 
+@pytest.mark.slow
 def test_a_bad_batch_that_the_run_forgets_has_no_lasting_harm(tmp_path: Path) -> None:
     found = explained(faults.BadBatch, tmp_path)
     assert found.verdict == "no lasting harm", str(found)
@@ -94,6 +96,7 @@ def test_a_healthy_run_has_no_trouble_and_an_equal_audit(tmp_path: Path) -> None
     assert "all 20 replayed updates are equal" in found.sentences[0]
 
 
+@pytest.mark.slow
 def test_an_audit_makes_no_intervention(tmp_path: Path) -> None:
     found = explained(faults.LargeRate, tmp_path, audit=True)
     assert (found.verdict, found.experiment) == ("finding", None)
@@ -101,6 +104,7 @@ def test_an_audit_makes_no_intervention(tmp_path: Path) -> None:
     assert any("--audit" in why for why in found.unchecked)
 
 
+@pytest.mark.slow
 def test_without_a_model_the_ledger_speaks(tmp_path: Path) -> None:
     train(faults.LargeRate(), tmp_path / "run", 44, recorder())
     found = sl.explain(tmp_path / "run")
@@ -123,6 +127,7 @@ def test_a_run_without_a_black_box_is_refused_with_its_reason(tmp_path: Path) ->
         sl.explain(recorder())
 
 
+@pytest.mark.slow
 def test_benign_changes_and_their_combination_do_what_they_say(tmp_path: Path) -> None:
     train(Loop(), tmp_path / "run", 16, recorder())
     flight = black_box.chosen(tmp_path / "run", Identity())
@@ -151,6 +156,7 @@ def test_benign_changes_and_their_combination_do_what_they_say(tmp_path: Path) -
         assert bench.updates == 16
 
 
+@pytest.mark.slow
 def test_remedies_come_last_and_the_window_begins_before_the_onset(tmp_path: Path) -> None:
     train(faults.LargeRate(), tmp_path / "run", 44, recorder())
     flight = black_box.chosen(tmp_path / "run", Identity())
@@ -165,6 +171,7 @@ def test_remedies_come_last_and_the_window_begins_before_the_onset(tmp_path: Pat
     assert window_of(flight, []) is None
 
 
+@pytest.mark.slow
 def test_bad_batches_around_an_update_without_a_batch_are_replaced(tmp_path: Path) -> None:
     train(Loop(), tmp_path / "run", 16, recorder())
     flight = black_box.chosen(tmp_path / "run", Identity())
@@ -178,6 +185,7 @@ def test_bad_batches_around_an_update_without_a_batch_are_replaced(tmp_path: Pat
         assert any(taken is flight.batches[earlier] for earlier in range(number)), f"the batch of {step} stays"
 
 
+@pytest.mark.slow
 def test_a_level_that_a_control_reaches_lets_no_intervention_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +206,7 @@ def test_a_level_that_a_control_reaches_lets_no_intervention_count(
     assert "learning rate as before" in found.sentences[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_explanation_leaves_the_run_as_it_was_and_can_be_run_again(tmp_path: Path) -> None:
     train(faults.LargeRate(), tmp_path / "run", 44, recorder())
     before = {path: path.read_bytes() for path in black_box.found(tmp_path / "run")}

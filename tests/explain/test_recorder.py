@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loops import Loop, Tiny, batch, loss_fn, recorder, train
+from rest_slow import rest_slow
 
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
@@ -19,7 +20,7 @@ from stabilitylab.explain.states import bytes_of, captured, restore
 from stabilitylab.store.verify import verify
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", rest_slow([True, False], [True]))
 def test_a_recorded_run_is_the_unrecorded_one_bit_for_bit(tmp_path: Path, strict: bool) -> None:
     plain = train(Loop(), None, steps=12)
     recorded = train(Loop(), tmp_path / "run", 12, recorder(every=3, digests=1), strict=strict)
@@ -251,6 +252,7 @@ def test_an_update_without_its_batch_ends_the_replay_there(tmp_path: Path, caplo
     ]
 
 
+@pytest.mark.slow
 def test_an_event_has_a_snapshot_of_its_own_that_is_kept_with_the_others(tmp_path: Path) -> None:
     class Freezes(Loop):
         def between(self, t: int) -> None:
