@@ -166,6 +166,7 @@ def test_the_held_out_pass_adds_nothing_to_the_next_row(how: str) -> None:
         np.testing.assert_allclose(rows[1][table], values, rtol=1e-12, err_msg=table)
 
 
+@pytest.mark.slow
 def test_many_layers_share_their_code_as_they_do_unwatched() -> None:
     """Twelve blocks are more than the recompilations that are allowed of one function."""
     graphs = []
@@ -218,6 +219,7 @@ def test_what_was_compiled_before_is_compiled_once_more_and_said(caplog: pytest.
     assert len(model.ln_f._forward_hooks) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_behind_its_watchers_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     model, data = GPT(), batches()
     run = torch.compile(model, backend="eager")
@@ -228,6 +230,7 @@ def test_a_model_that_is_compiled_behind_its_watchers_back_is_told_of(caplog: py
     assert "a model that torch.compile has run already as what torch.compile returned" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_in_the_middle_of_a_run_is_seen_again(caplog: pytest.LogCaptureFixture) -> None:
     """Its first compiled call is at a row that is not probed, when no hook is there."""
     model, data, sink = GPT(), batches(), ListSink()
@@ -356,7 +359,7 @@ def test_code_that_is_shared_with_an_unwatched_model_of_the_class_is_told_of(cap
     assert not any(tables["ln_input"].absent.any() for _, _, tables in own.rows)
 
 
-@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("earlier", rest_slow([False, True], [False]))
 def test_a_compiled_loss_function_says_that_no_first_batch_is_seen(
     earlier: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,6 +395,7 @@ def test_a_compiled_loss_function_says_that_no_first_batch_is_seen(
     assert "cosine_similarity" not in sink.rows[0][2]
 
 
+@pytest.mark.slow
 def test_a_reference_beside_a_compiled_loss_function_is_recorded() -> None:
     model, data, sink = GPT(1), batches(), ListSink()
     compiled = torch.compile(lambda tokens: model(tokens).square().mean(), backend="aot_eager")

@@ -94,6 +94,7 @@ def test_the_same_holds_under_inductor(how: str) -> None:
     check(how, "inductor")
 
 
+@pytest.mark.slow
 def test_a_name_alone_is_one_place_in_compiled_code_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     _, sink, _ = trained("method", True, "aot_eager", owner=False)
     assert set(sink.column(0, "ln_input", "value")) == {"norm1", "norm2"}

@@ -39,7 +39,7 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("finely")
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", rest_slow(MADE, {"attention", "linear"}))
 def test_sharpness_of_each_row_is_that_of_dense_matrices(name: str) -> None:
     """In float64 to 1e-6: Adam's preconditioner by its formula, before and after the first updates."""
     model, loss = made(name)
@@ -79,7 +79,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("accumulate", rest_slow([1, 2], [1]))
-@pytest.mark.parametrize("name", rest_slow(OPTIMIZERS, ["momentum", "adamw", "rates"]))
+@pytest.mark.parametrize("name", rest_slow(OPTIMIZERS, ["adamw"]))
 def test_critical_sharpness_is_that_of_a_dense_line_search(name: str, accumulate: int) -> None:
     """Along what the optimizer did after clipping, whatever it is, from both sides of the crossing."""
     model, twin, fixed = Toy(), Toy(), batch(99)
@@ -128,7 +128,7 @@ def test_critical_sharpness_is_that_of_a_dense_line_search(name: str, accumulate
     assert first["high"] / first["low"] <= 1.061
 
 
-@pytest.mark.parametrize("name", ["perceptron", "linear"])
+@pytest.mark.parametrize("name", rest_slow(["perceptron", "linear"], ["linear"]))
 def test_the_three_parts_are_those_of_their_own_line_searches(name: str) -> None:
     """Of a quadratic loss exactly: the thirds' crossings come from the same forwards."""
     model, _ = made(name)
@@ -351,6 +351,7 @@ def test_without_a_second_derivative_differences_give_the_same(caplog: pytest.Lo
     assert "the second derivative is not symmetric" in caplog.text
 
 
+@pytest.mark.slow
 def test_differences_in_float32_are_within_two_percent_of_exact_products() -> None:
     from stabilitylab.probes.curvature import HessianProducts, largest_eigenvalue
 
@@ -365,6 +366,7 @@ def test_differences_in_float32_are_within_two_percent_of_exact_products() -> No
     assert found["differences"] == pytest.approx(found["exact"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_bf16_has_the_critical_rate_of_float32_to_ten_percent() -> None:
     """Though at the present rate, 1e-7, its rounding is larger than what the loss changes by: the search begins where
     the parameters have moved by 1 %, and differences are taken token by token in float64."""
@@ -386,7 +388,7 @@ def test_bf16_has_the_critical_rate_of_float32_to_ten_percent() -> None:
 # Where the loss comes from -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["number", "attribute", "dict"])
+@pytest.mark.parametrize("kind", rest_slow(["number", "attribute", "dict"], ["number"]))
 def test_a_reference_may_return_the_loss(kind: str) -> None:
     model, fixed = Toy(), batch(99)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

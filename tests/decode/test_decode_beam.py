@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from rest_slow import rest_slow
+from rest_slow import SOME_ARCHS, rest_slow
 
 from stabilitylab.data.corpus import BOS, EOS, MASK, PAD
 from stabilitylab.decode import translate
@@ -39,7 +39,7 @@ def greedy(model, source, max_length) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), SOME_ARCHS | {"mhc"}))
 def test_beam_1_is_greedy_search(arch, translator, sources) -> None:
     source, mask = sources
     model = translator(arch, seed={"resi-dual": 1}.get(arch, 0))  # one whose translations differ
@@ -50,7 +50,7 @@ def test_beam_1_is_greedy_search(arch, translator, sources) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fairseq", "gnmt"])
-@pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 2.0])
+@pytest.mark.parametrize("penalty", rest_slow([-0.5, 0.0, 0.6, 2.0], [0.6, 2.0]))
 @pytest.mark.parametrize("seed", rest_slow([1, 2], [1]))
 def test_a_beam_that_holds_everything_is_exhaustive_search(seed, penalty, kind, translator, shifted, sources) -> None:
     source, mask = sources
@@ -120,7 +120,7 @@ def plain_beam_search(model, source, beam, penalty, kind, max_length, stop_early
 
 @pytest.mark.parametrize("stop_early", [True, False])
 @pytest.mark.parametrize(("kind", "penalty"), [("fairseq", 0.6), ("gnmt", 1.0), ("fairseq", -0.7)])
-@pytest.mark.parametrize("beam", [2, 3, 5])
+@pytest.mark.parametrize("beam", rest_slow([2, 3, 5], [2]))
 def test_it_finds_what_the_rules_say(beam, kind, penalty, stop_early, translator, sources) -> None:
     """Which also shows that the bound, where it ends a search, changes nothing."""
     source, mask = sources
@@ -152,7 +152,7 @@ def test_the_bound_ends_a_search_before_the_longest_hypothesis(translator, shift
     assert len(steps) == 1
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS)))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "dlcl"}))
 def test_a_batch_is_its_sentences_one_by_one(arch, translator, sources) -> None:
     source, mask = sources
     model = translator(arch, sharp=4.0, seed={"tfixup": 1}.get(arch, 0))  # one whose translations differ in length
@@ -221,6 +221,7 @@ def test_dropout_is_off_and_the_mode_comes_back(translator, sources) -> None:
     assert not dropping.training
 
 
+@pytest.mark.slow
 def test_translating_in_single_precision_finds_nearly_the_same(translator, sources) -> None:
     model = translator(sharp=4.0)
     expected = translate(model, *sources)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rest_slow import SOME_ARCHS, rest_slow
 
 from stabilitylab.decode.cache import CachedDecoder
 from stabilitylab.errors import UsageError
@@ -30,7 +31,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "settings"), CASES, ids=[f"{arch}-{settings}" for arch, settings in CASES])
+@pytest.mark.parametrize(
+    ("arch", "settings"),
+    rest_slow(CASES, [case for case in CASES if case[1] or case[0] in SOME_ARCHS | {"mhc"}]),
+    ids=[f"{arch}-{settings}" for arch, settings in CASES],
+)
 @torch.no_grad()
 def test_cached_logits_are_those_of_the_whole_model(arch, settings, translator, sources) -> None:
     model = translator(arch, **settings)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from rest_slow import rest_slow
+from rest_slow import MORE_ARCHS, rest_slow
 from torch import Tensor
 
 from stabilitylab.errors import UsageError
@@ -322,7 +322,7 @@ def first_steps(arch: str, depth: int, steps: int, pairs: dict[str, Tensor], los
 
 
 @pytest.mark.parametrize("depth", rest_slow([6, 12], [6]))
-@pytest.mark.parametrize("arch", EVERY)
+@pytest.mark.parametrize("arch", rest_slow(EVERY, MORE_ARCHS | {"mhc", "attnres", "siamese-norm"}))
 def test_shallow_ones_train(arch, depth, pairs, loss_of) -> None:
     losses, still = (first_steps(arch, depth, 4, pairs, loss_of, lr) for lr in (1e-4, 0.0))
     assert losses[0] == still[0]

@@ -214,7 +214,7 @@ def train(model: Transformer, pairs: dict[str, Tensor], loss_of, steps: int) -> 
     return losses
 
 
-@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, SOME))
+@pytest.mark.parametrize(("arch", "stack"), rest_slow(CASES, [case for case in SOME if case[1] == "encoder-decoder"]))
 def test_twelve_layers_train(arch, stack, small, pairs, loss_of) -> None:
     inputs = inputs_for(stack, pairs)
     model = small(arch, stack=stack, depth=12, d_model=32, d_ffn=64)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rest_slow import rest_slow
 from torch import Tensor
 
 from stabilitylab.models import Residual, Transformer, build_model, deepnorm_constants
@@ -94,6 +95,7 @@ def test_constant_omega_is_deepnorm_bit_for_bit(small, randomise, pairs) -> None
     assert torch.equal(deepnorm(**pairs), admin(**pairs))
 
 
+@pytest.mark.slow
 def test_branch_over_alpha_is_deepnorm_up_to_the_norms_epsilon(small, pairs) -> None:
     for a in (0.81, 2.0, 4.0):
         deepnorm = small("deepnorm", alpha=a, d_model=64, depth=12)
@@ -214,7 +216,14 @@ def test_preln_variance_is_the_sum_of_the_branches(small) -> None:
     assert float(end - start) == pytest.approx(float(sum(variances)), rel=0.1)
 
 
-@pytest.mark.parametrize(("arch", "squared"), [("postln", 1.0), ("deepnorm", math.sqrt(2 * 12)), ("branchnorm", 1.0)])
+@pytest.mark.parametrize(
+    ("arch", "squared"),
+    [
+        pytest.param("postln", 1.0, marks=pytest.mark.slow),
+        pytest.param("deepnorm", math.sqrt(2 * 12), marks=pytest.mark.slow),
+        ("branchnorm", 1.0),
+    ],
+)
 def test_postln_family_norm_input_has_variance_shortcut_plus_branch(arch, squared, small) -> None:
     model = small(arch, stack="encoder", depth=12, d_model=512, d_ffn=2048, heads=8)
     seen = taps(model, {"tokens": torch.arange(320).view(10, 32) % 37})
@@ -225,7 +234,7 @@ def test_postln_family_norm_input_has_variance_shortcut_plus_branch(arch, square
         assert entered == pytest.approx(squared + float(branch.var(correction=0)), rel=0.15), place
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", rest_slow([0.0, 0.1], [0.1]))
 def test_feed_forward_branch_has_its_expected_variance(dropout, small) -> None:
     """.32 gain^4 for f = 4d and ReLU, over (1 - p)^2 with dropout p at both places."""
     model = small("deepnorm", encoder_layers=18, decoder_layers=18, d_model=512, d_ffn=2048, heads=8,

@@ -103,6 +103,7 @@ def test_after_ctrl_c_finished_runs_stay_and_no_process_does(tmp_path: Path) -> 
     assert not (tmp_path / "4").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     config = config_of("postln")
     measure(config, tmp_path, "mine")

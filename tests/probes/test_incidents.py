@@ -212,6 +212,7 @@ def test_of_a_row_without_a_training_pass_no_place_is_called_finite(tmp_path: Pa
     assert set(Run.open(tmp_path / "run").frame("model_update")["step"]) >= {15}
 
 
+@pytest.mark.slow
 def test_with_the_optimizer_a_parameter_is_named_at_a_row_that_is_not_probed(tmp_path: Path) -> None:
     told = nan_before_row_15(tmp_path / "run", given=True)
     where = "parameter decoder.layers.1.linear1.weight (stack decoder, layer 2) holds a value that is NaN"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of
+from rest_slow import rest_slow
 from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
@@ -89,7 +90,7 @@ def check(sink: ListSink, gradients: list[dict[str, Tensor]], written: Mapping[s
 
 @pytest.mark.parametrize("at_once", [adam.AT_ONCE, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow(KINDS, {"AdamW", "amsgrad", "fused"}))
 def test_every_kind_of_adam_with_groups_clipping_and_accumulation(
     kind: str, dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

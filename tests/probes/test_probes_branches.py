@@ -25,6 +25,7 @@ from oracles import (
 )
 from probe_toys import ListSink, Toy
 from probe_toys import batch as make_inputs
+from rest_slow import SOME_ARCHS, rest_slow
 from test_oracle_ln_input import arch_of, shortcut_scale
 from torch import Tensor, nn
 
@@ -89,6 +90,7 @@ def test_branch_and_shortcut_are_not_mixed_up_and_do_not_add_up() -> None:
     assert any(total[place] != pytest.approx(branch[place] + shortcut[place], rel=1e-3) for place in branch)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count() -> None:
     masked, all_tokens = run_of("deepnorm", torch.float64), watched_run("deepnorm", torch.float64, masked=False)
     for name in ("branch", "shortcut", "total"):
@@ -147,7 +149,7 @@ def test_a_foreign_model_needs_taps_of_these_names_only() -> None:
             assert sink.column(row, "branch_variance", name)["layers.0.0"] == pytest.approx(want, rel=1e-5)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", rest_slow(ARCHS, SOME_ARCHS | {"mhc"}))
 def test_a_watched_model_trains_bit_for_bit_as_an_unwatched_one(arch: str) -> None:
     def trained(watched: bool) -> list[Tensor]:
         layers: dict[str, Any] = {key: CASES["postln"][key] for key in ("encoder_layers", "decoder_layers")}

@@ -105,6 +105,7 @@ def test_the_rule_is_its_definition(seed: int) -> None:
         Sketch(65)
 
 
+@pytest.mark.slow
 def test_the_estimate_of_the_squared_norm_is_unbiased_and_its_error_is_what_is_said() -> None:
     draw = np.random.default_rng(3)
     plain, rank_one = draw.normal(size=(24, 10)), np.outer(draw.normal(size=24), draw.normal(size=10))
@@ -200,6 +201,7 @@ def test_a_row_after_another_begins_its_samples_anew() -> None:
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_stored_the_other_way_round_has_the_same_sums() -> None:
     class Conv1D(nn.Module):  # as Hugging Face's
         def __init__(self, linear: nn.Linear) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of, masks
+from rest_slow import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
@@ -45,7 +46,10 @@ def calls(
     return passes.count, rest.count, sum(len(t.rows) for t in sink.tables.values() if t.name in tapped)
 
 
-@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "ln_input,activation_grad_norm"])
+@pytest.mark.parametrize(
+    "probes",
+    rest_slow(["ln_input", "activation_grad_norm", "ln_input,activation_grad_norm"], ["ln_input,activation_grad_norm"]),
+)
 def test_at_most_two_operators_a_recorded_activation_number_plus_a_constant(probes: str) -> None:
     constant = 6  # the masks
     for layers in (1, 4, 8):
@@ -81,7 +85,9 @@ def test_the_count_notices_a_probe_with_three_operators() -> None:
     assert (many[0] - bare_many[0] - few[0] + bare_few[0]) / (many[2] - few[2]) == 3
 
 
-@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "grad_norm", "standard"])
+@pytest.mark.parametrize(
+    "probes", rest_slow(["ln_input", "activation_grad_norm", "grad_norm", "standard"], ["standard"])
+)
 def test_a_rows_reductions_do_not_grow_with_depth(probes: str) -> None:
     def of_step(layers: int) -> int:
         return calls(layers, probes)[1] - calls(layers, "none")[1]

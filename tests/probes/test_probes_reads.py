@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of
+from rest_slow import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
@@ -92,7 +93,8 @@ BY_NAME = "histograms,gradient_alignment,attention_sink"  # which "all" leaves o
 
 
 @pytest.mark.parametrize(
-    ("probes", "every"), [("all", 1), ("all", 2), ("standard", 1), (BY_NAME, 1), (f"all,{BY_NAME}", 2)]
+    ("probes", "every"),
+    rest_slow([("all", 1), ("all", 2), ("standard", 1), (BY_NAME, 1), (f"all,{BY_NAME}", 2)], [("all", 2)]),
 )
 def test_one_read_a_row(probes: str, every: int) -> None:
     sink, model, optimizer, watcher = watch(probes, every)

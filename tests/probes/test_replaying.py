@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch
+from rest_slow import rest_slow
 
 from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes._engine.device_recorder import attempt, why
@@ -110,7 +111,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"]
+    "end", rest_slow(["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"], ["_cuda_endAllocateToPool"])
 )  # new and old torch
 def test_a_failed_capture_leaves_nothing_behind(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, end)
@@ -148,6 +149,7 @@ def test_a_failed_capture_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch)
     assert set(cuda.users.values()) == {0}
 
 
+@pytest.mark.slow
 def test_a_capture_whose_graph_could_not_be_made_executable_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch)
     graphs, whole = CudaGraphs(torch.device("cuda")), cuda.graph
@@ -167,8 +169,11 @@ def test_a_capture_whose_graph_could_not_be_made_executable_is_given_back_once(m
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+        pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
+        pytest.param(
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_lack_of_memory_inside_a_capture_is_one(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +189,7 @@ def test_a_lack_of_memory_inside_a_capture_is_one(error: RuntimeError, monkeypat
     assert cuda.users == {1: 0}
 
 
+@pytest.mark.slow
 def test_the_dead_are_buried_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuda(monkeypatch)
     buried: list[str] = []
@@ -203,6 +209,7 @@ def test_the_dead_are_buried_before_a_capture(monkeypatch: pytest.MonkeyPatch) -
         gc.enable()
 
 
+@pytest.mark.slow
 def test_why_is_what_went_wrong_first(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuda(monkeypatch)
     with pytest.raises(RuntimeError) as ending:
@@ -240,6 +247,7 @@ class Refusing:
         raise RuntimeError("it waits for the host")
 
 
+@pytest.mark.slow
 def test_a_held_out_pass_that_cannot_be_recorded_runs_directly(caplog: pytest.LogCaptureFixture) -> None:
     sinks = []
     for recorder in (None, Refusing()):

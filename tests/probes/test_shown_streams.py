@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from probe_toys import ListSink
+from rest_slow import rest_slow
 from torch import Tensor
 
 from stabilitylab.models import Transformer, build_model
@@ -140,7 +141,7 @@ def compiled(model: Transformer, probes: str) -> ListSink:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("arch", ["hyper-connections", "preln"])
+@pytest.mark.parametrize("arch", rest_slow(["hyper-connections", "preln"], ["preln"]))
 def test_compiled_layers_show_the_same(arch: str) -> None:
     expected = watched(built(arch, value_residual="fixed"), "activation_grad_norm,residual_norm")
     found = compiled(built(arch, value_residual="fixed"), "activation_grad_norm,residual_norm")
@@ -205,7 +206,7 @@ def test_models_without_mixtures_have_no_such_table() -> None:
     assert shown_by(find_sites(built("resi-dual")).layers[0].module) is None
 
 
-@pytest.mark.parametrize("arch", ["hyper-connections", "mhc"])
+@pytest.mark.parametrize("arch", rest_slow(["hyper-connections", "mhc"], ["mhc"]))
 def test_a_stream_is_read_alike_beside_fingerprints(arch: str) -> None:
     """Both probes look at the modules of sub-layers: what is read there does not depend on which comes first."""
     torch.manual_seed(0)

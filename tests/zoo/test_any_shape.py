@@ -199,6 +199,7 @@ def compiled(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from inside torch._dynamo
 def test_layers_that_are_compiled_one_by_one_keep_their_own_places() -> None:
     torch._dynamo.reset()
