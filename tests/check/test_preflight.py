@@ -89,6 +89,7 @@ def test_the_table_is_what_one_step_of_a_copy_shows() -> None:
         assert result.numbers["loss_after"] == pytest.approx(float(loss_of(twin, inputs)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_share_of_gradients_under_eps_leaves_out_zeros() -> None:
     model, inputs = toy(), batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
@@ -144,7 +145,7 @@ def test_a_model_without_stacks_is_judged_by_its_modules() -> None:
 HEALTHY = [("postln", 6), ("preln", 24), ("deepnorm", 80), ("branchnorm", 80), ("admin", 24)]
 
 
-@pytest.mark.parametrize(("arch", "layers"), rest_slow(HEALTHY, HEALTHY[:2]))
+@pytest.mark.parametrize(("arch", "layers"), rest_slow(HEALTHY, [("postln", 6)]))
 def test_models_that_train_are_not_doubted(arch: str, layers: int) -> None:
     model, inputs = reference_model(arch, layers)
     result = preflight(model, inputs, next_token, torch.optim.AdamW(model.parameters(), lr=1e-3))
@@ -238,6 +239,7 @@ def test_where_a_gradient_vanishes_is_the_first_layer_beyond_the_bound() -> None
     assert found.layer == max(number for number, value in flowing.items() if value < limit)
 
 
+@pytest.mark.slow
 def test_fp16_is_judged_where_the_model_is_in_it() -> None:
     model, inputs = toy(torch.float32), batch()
     model.encoder.layers[0].norm3.weight.data.mul_(1e4)

@@ -53,7 +53,7 @@ def test_a_micro_batch_depends_on_seed_and_position_alone(parallel: tuple[Path, 
     assert same(other.held_out, one.held_out)
 
 
-@pytest.mark.parametrize(("step", "index", "count"), [(0, 2, 2), (0, -1, 1), (-1, 0, 1)])
+@pytest.mark.parametrize(("step", "index", "count"), rest_slow([(0, 2, 2), (0, -1, 1), (-1, 0, 1)], [(0, 2, 2)]))
 def test_a_micro_batch_outside_its_update_is_refused(step: int, index: int, count: int) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         load_data(DataConfig(), stack="decoder").micro_batch(step, index, count)
@@ -307,7 +307,7 @@ def test_the_validation_set_is_the_whole_validation_text(write_pair: Writer, sta
     assert not [*load_data(config.model_copy(update={"validation": 0}), stack=stack).validation()]
 
 
-@pytest.mark.parametrize("asked", [40, 400])
+@pytest.mark.parametrize("asked", rest_slow([40, 400], [40]))
 def test_the_synthetic_task_makes_fresh_pairs_to_validate(asked: int) -> None:
     data, without = (load_data(DataConfig(validation=count), stack="encoder-decoder") for count in (asked, 0))
     assert data.validation_sentences == asked

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from rest_slow import rest_slow
 
 from stabilitylab.config import DataConfig
 from stabilitylab.data import Dataset, load_data
@@ -104,6 +105,7 @@ def test_the_best_nll_is_the_entropy_of_all_translations(task: Task) -> None:
         assert abs(task.nll(ended) * (length + 1) - entropy) < 4 * spread / math.sqrt(repeats) + 1e-9
 
 
+@pytest.mark.slow
 def test_translations_occur_with_their_odds(data: Dataset, task: Task) -> None:
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for source, target in zip(*map(sentences, data._rows), strict=True):
@@ -182,7 +184,7 @@ def test_it_has_the_size_of_short_sentences(data: Dataset) -> None:
     assert not data.joint
 
 
-@pytest.mark.parametrize("size", [64, 65, 100, 200, 511])
+@pytest.mark.parametrize("size", rest_slow([64, 65, 100, 200, 511], [64, 511]))
 def test_a_smaller_vocabulary_is_kept(size: int) -> None:
     corpus = load_synthetic(size)
     assert max(corpus.source_vocab, corpus.target_vocab) <= size

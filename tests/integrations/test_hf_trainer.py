@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rest_slow import rest_slow
 from subjects import LR, VOCAB, batch, model, norm, sentences, token_loss, transformers
 from torch import nn
 
@@ -75,7 +76,7 @@ def by_hand(clip: float | None = CLIP) -> list[tuple[float, float, float]]:
     return rows
 
 
-@pytest.mark.parametrize("clip", [CLIP, 0.0])
+@pytest.mark.parametrize("clip", rest_slow([CLIP, 0.0], [CLIP]))
 def test_gradients_are_those_before_clipping_and_of_all_micro_batches(tmp_path: Path, clip: float) -> None:
     train(model(), tmp_path, StabilityCallback(tmp_path / "run", every=1), max_grad_norm=clip)
     run = sl.Run.open(tmp_path / "run")
@@ -121,6 +122,7 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
     assert not watched.model._forward_pre_hooks
 
 
+@pytest.mark.slow
 def test_evaluation_is_not_recorded(tmp_path: Path) -> None:
     tables = []
     for number, changes in enumerate(({}, {"eval_strategy": "steps", "eval_steps": 1})):
@@ -162,6 +164,7 @@ def test_a_resumed_training_without_its_run_starts_one_at_its_step(tmp_path: Pat
         train(model(), tmp_path, StabilityCallback(tmp_path / "run", every=1), resume=checkpoint, **saving)
 
 
+@pytest.mark.slow
 def test_the_row_after_training_is_of_the_last_weights_not_of_the_best(tmp_path: Path) -> None:
     changes = {
         "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
@@ -188,6 +191,7 @@ def failing(folder: Path, callback: StabilityCallback) -> None:
     trainer.train()
 
 
+@pytest.mark.slow
 def test_an_error_under_with_ends_the_run_at_once(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="the loop broke"),
@@ -218,6 +222,7 @@ def test_a_program_that_an_error_ends_leaves_a_run_that_says_so(tmp_path: Path) 
     assert list(run.metrics["step"]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_accelerate_is_as_it_was_when_nobody_watches(tmp_path: Path) -> None:
     before = {name: vars(seam.Accelerator)[name] for name in seam._AROUND}
     during: list[Any] = []
@@ -236,6 +241,7 @@ def test_accelerate_is_as_it_was_when_nobody_watches(tmp_path: Path) -> None:
     assert "seam" not in getattr(trainer.optimizer.step, "__func__", trainer.optimizer.step).__code__.co_filename
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_reads_its_own_masks(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.T5Config(
@@ -261,6 +267,7 @@ def test_an_encoder_decoder_reads_its_own_masks(tmp_path: Path) -> None:
     assert recorded == pytest.approx(norms[0][target != -100].mean().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_alarm_comes_with_its_place(tmp_path: Path) -> None:
     heard: list[Alert] = []
     rules = RuleSet((AlarmRule("always", {"update.level": 1.0}, -20.0),))
@@ -291,6 +298,7 @@ def test_what_only_the_trainer_knows_is_refused() -> None:
         StabilityCallback("run", optimizer=None)
 
 
+@pytest.mark.slow
 def test_a_run_that_exists_is_refused_before_the_first_update(tmp_path: Path) -> None:
     train(model(), tmp_path, StabilityCallback(tmp_path / "run", every=1), max_steps=1)
     with pytest.raises(UsageError, match="exists already"):

@@ -64,17 +64,20 @@ def test_the_trainers_bar_has_the_gradient_norm_of_each_logged_update(tmp_path: 
     assert trainer.state.log_history[0]["loss"] == steps[0]["loss"]  # the Trainer's own numbers are its own
 
 
+@pytest.mark.slow
 def test_training_does_not_notice_the_bar(tmp_path: Path) -> None:
     plain, _ = trained(tmp_path / "a", None)
     watched, _ = trained(tmp_path / "b", HuggingFaceCallback(tmp_path / "run", every=1))
     assert all(map(torch.equal, plain.model.parameters(), watched.model.parameters()))
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_probed_have_the_norm_too(tmp_path: Path) -> None:
     _, logs = trained(tmp_path, HuggingFaceCallback(tmp_path / "run", every=3, probes="ln_input"))
     assert [one["grad_norm_total"] > 0 for one in logs if "loss" in one] == [True] * 4
 
 
+@pytest.mark.slow
 def test_the_trainers_lines_name_the_last_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alarm = Alarm(LOUD)
     callback = HuggingFaceCallback(tmp_path / "run", every=1, alarm=alarm)

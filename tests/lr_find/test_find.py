@@ -60,6 +60,7 @@ def perceptrons(out: Path, **more) -> RateAnswer:
     return found
 
 
+@pytest.mark.slow
 def test_the_losses_and_the_stable_rates_of_gradient_descent(tmp_path: Path) -> None:
     found = descent(tmp_path / "out", horizon=300, seeds=(0,))
     h = np.array([4.0, 1.0, 0.25])
@@ -107,6 +108,7 @@ def test_a_signal_keeps_what_is_known_and_resume_goes_on_to_the_same_answer(tmp_
     }
 
 
+@pytest.mark.slow
 def test_a_torn_line_of_a_killed_search_is_left_out(tmp_path: Path) -> None:
     whole = perceptrons(tmp_path / "out")
     path = tmp_path / "out" / TRIALS
@@ -147,6 +149,7 @@ def test_a_deadline_ends_the_search(tmp_path: Path) -> None:
     assert found.updates < 10_000
 
 
+@pytest.mark.slow
 def test_one_batch_and_no_held_out_data_are_said(tmp_path: Path) -> None:
     heard, model = Heard(), perceptron()
     found = sl.lr_find(
@@ -204,6 +207,7 @@ def test_the_trial_that_reads_a_stream_draws_as_the_others_do() -> None:
     assert len({float(one.sum()) for one in kept}) == 4
 
 
+@pytest.mark.slow
 def test_widths_give_the_exponent_of_the_best_rate(tmp_path: Path) -> None:
     class Wide(nn.Module):
         """A quadratic whose curvature grows with the width, so that the best rate falls as 1 / width."""

@@ -28,10 +28,14 @@ SMALL = {
     ("arch", "more"),
     [
         ("rezero", {}),
-        ("subln", {"train": {"schedule": "linear", "accumulate": 2}}),
-        ("admin", {"train": {"optimizer": "radam"}}),
-        ("completep", {"model": {"options": {"a": 0.5, "base_layers": 1}}, "train": {"weight_decay": 0.3}}),
-        ("keel", {"model": {"design": "llama"}}),
+        pytest.param("subln", {"train": {"schedule": "linear", "accumulate": 2}}, marks=pytest.mark.slow),
+        pytest.param("admin", {"train": {"optimizer": "radam"}}, marks=pytest.mark.slow),
+        pytest.param(
+            "completep",
+            {"model": {"options": {"a": 0.5, "base_layers": 1}}, "train": {"weight_decay": 0.3}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("keel", {"model": {"design": "llama"}}, marks=pytest.mark.slow),
     ],
 )
 def test_a_trial_is_the_run_of_probe(tmp_path: Path, arch: str, more: dict) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rest_slow import rest_slow
 from torch import Tensor
 
 import stabilitylab as sl
@@ -114,7 +115,7 @@ def test_a_run_uses_it_in_every_pass_and_leaves_the_process_as_it_was(
     assert Run.open(result.path).status.state == "finished"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", rest_slow(["fp32", "bf16"], ["bf16"]))
 def test_runs_by_each_kernel_are_alike(precision: str, tmp_path: Path) -> None:
     losses = {}
     for kernel in ("torch", "math"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from edited_runs import edit
+from rest_slow import rest_slow
 from torch.nn.functional import cross_entropy
 
 from stabilitylab.config import parse_set, resolve, validated
@@ -44,9 +45,9 @@ def evaluated(run: Run) -> list[int]:
 @pytest.mark.parametrize(
     ("count", "rows"),
     [
-        (50, range(21)),  # as many as there are rows
-        (10, range(0, 21, 2)),
-        (4, (0, 5, 10, 15, 20)),
+        pytest.param(50, range(21), marks=pytest.mark.slow),  # as many as there are rows
+        pytest.param(10, range(0, 21, 2), marks=pytest.mark.slow),
+        pytest.param(4, (0, 5, 10, 15, 20), marks=pytest.mark.slow),
         (3, (0, 7, 14, 20)),  # ceil(k 20 / 3), and the row after training
         (0, (0, 20)),  # the probes' own pass alone
     ],
@@ -56,6 +57,7 @@ def test_evaluations_are_spread_evenly_apart_from_the_probes(count: int, rows: A
     assert evaluated(run) == [*rows]
 
 
+@pytest.mark.slow
 def test_the_probes_rows_are_evaluated_as_well(tmp_path: Path) -> None:
     run = trained(tmp_path, "probes.update_every=3", "train.evaluations=4")
     assert evaluated(run) == sorted({*range(0, 21, 3), *range(0, 21, 5)})
@@ -88,7 +90,7 @@ def after_training(ready: Plan, run: Run) -> Any:
     return model
 
 
-@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("stack", rest_slow(["encoder-decoder", "decoder"], ["encoder-decoder"]))
 def test_the_loss_after_training_is_that_of_all_sentences(stack: str, tmp_path: Path) -> None:
     """Against a float64 copy of the trained model, sentence by sentence, without padding."""
     ready = prepared(stack=stack)
@@ -118,6 +120,7 @@ def test_the_loss_after_training_is_that_of_all_sentences(stack: str, tmp_path: 
     assert run.metrics["validation_nll"].notna().sum() == 1
 
 
+@pytest.mark.slow
 def test_the_verdict_is_about_all_sentences_and_is_read_as_it_was_given(tmp_path: Path) -> None:
     run = trained(tmp_path)
     verdict = run.verdict
@@ -175,6 +178,7 @@ def test_training_finds_its_own_masks_after_every_measurement(measured: str, mon
     assert passes.masks is own
 
 
+@pytest.mark.slow
 def test_curvature_of_the_update_looks_at_the_micro_batches_of_its_row() -> None:
     """Of each real token of all of them, in any row; the other choices stay with one batch."""
     for choice in ("update", "training", "held-out"):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from rest_slow import rest_slow
 from tape import Tape
 
 from stabilitylab.config import parse_set, resolve
@@ -19,7 +20,7 @@ from stabilitylab.train.footprint import Footprint, check_memory, estimate
 from stabilitylab.train.recipe import token_losses
 
 
-@pytest.mark.parametrize("stack", ["encoder-decoder", "encoder", "decoder"])
+@pytest.mark.parametrize("stack", rest_slow(["encoder-decoder", "encoder", "decoder"], ["encoder-decoder"]))
 @pytest.mark.parametrize("arch", ["postln", "preln", "admin"])
 def test_parameters_are_exact_and_activations_linear(stack: str, arch: str) -> None:
     config = resolve(parse_set([f"model.stack={stack}", f"model.arch={arch}", "data.sentences=4"]), depth=6)
@@ -51,7 +52,9 @@ def test_a_run_that_cannot_fit_is_refused_before_it_starts() -> None:
         check_memory(Footprint(10, 2**50, 0), torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("stack", "streams"), [("encoder-decoder", 2), ("encoder", 1), ("decoder", 1)])
+@pytest.mark.parametrize(
+    ("stack", "streams"), rest_slow([("encoder-decoder", 2), ("encoder", 1), ("decoder", 1)], [("encoder", 1)])
+)
 def test_with_checkpointing_a_layer_keeps_its_input_alone(stack: str, streams: int) -> None:
     """One float32 residual stream a layer, and once the inside of the largest layer."""
     sets = [f"model.stack={stack}", "model.arch=postln", "model.dropout=0.1", "data.sentences=4"]
@@ -83,6 +86,7 @@ def test_state_counts_what_each_probe_keeps() -> None:
     assert copies(device="cuda") == 4  # where there is no room they wait on the host
 
 
+@pytest.mark.slow
 def test_what_recorded_updates_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of graphs is theirs alone, so that what runs directly beside them takes as much again."""
 
@@ -104,6 +108,7 @@ def test_what_recorded_updates_hold_is_counted(monkeypatch: pytest.MonkeyPatch) 
     assert graphs("train.accumulate=4") == (1, 2)  # shapes
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_without_graphs_alone_goes_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,6 +160,7 @@ def test_a_few_rows_tell_what_all_of_them_keep() -> None:
     del loss
 
 
+@pytest.mark.slow
 def test_the_precision_of_the_run_counts() -> None:
     sizes = {}
     for precision in ("fp32", "bf16"):

@@ -182,6 +182,7 @@ def test_recorded_and_replayed(tmp_path: Path) -> None:
     close(direct, replayed)
 
 
+@pytest.mark.slow
 def test_it_keeps_no_copy_of_the_weights(tmp_path: Path) -> None:
     own = fit(tmp_path / "own", ON)
     (board,) = (board for board in own.watcher._watched.boards if board.table.name == "update_ratio")

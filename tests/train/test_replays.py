@@ -490,6 +490,7 @@ def test_without_probes_of_the_training_pass_no_row_is_probed(tmp_path: Path) ->
     assert Run.open(held_out.run.path).frame("cosine_similarity")["step"].unique().tolist() == [0, 7, 14, 21, 26]
 
 
+@pytest.mark.slow
 def test_a_pass_is_recorded_at_its_second_call(caplog: pytest.LogCaptureFixture) -> None:
     """Its numbers are its own: the next replay does not change them. What gives nothing, or waits, is not recorded."""
     weight, tape = torch.ones(3), Tape()
@@ -536,7 +537,7 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         chosen("on", "cuda", "ddp")
 
 
-@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("behind", rest_slow([0, 1], [1]))
 def test_rows_are_told_once_each_in_order_and_before_a_checkpoint(behind: int, tmp_path: Path) -> None:
     trainer = ON_CPU.trainer(tmp_path / "run", "train.checkpoint_every=4", "train.evaluations=0")
     assert trainer.behind == 0  # 1 on a GPU
@@ -550,6 +551,7 @@ def test_rows_are_told_once_each_in_order_and_before_a_checkpoint(behind: int, t
     assert [e[0] for e in state["evaluations"]] == [row for row in range(trainer.row) if row % 7 == 0]
 
 
+@pytest.mark.slow
 def test_watching_by_replays_needs_an_open_watcher(tmp_path: Path) -> None:
     trainer = ON_CPU.fit(tmp_path / "run")
     assert isinstance(trainer.watcher, Watcher)

@@ -86,9 +86,9 @@ def same(first: Path, second: Path) -> None:
 
 @pytest.mark.parametrize("arch", rest_slow(["branchnorm", "admin", "preln"], ["branchnorm"]))
 def test_resume_equals_an_uninterrupted_run(arch: str, tmp_path: Path) -> None:
-    whole = start(prepared(arch), tmp_path, "whole", Silent())
+    whole = start(prepared(arch, depth=2), tmp_path, "whole", Silent())
     assert whole.state == "finished"
-    broken = start(prepared(arch), tmp_path, "broken", InterruptAt(4))
+    broken = start(prepared(arch, depth=2), tmp_path, "broken", InterruptAt(4))
     assert (broken.state, broken.row, broken.verdict) == ("interrupted", 5, None)
     assert Run.open(broken.path).status.state == "interrupted"
     again = resume(broken.path, None, InterruptAt(6))
@@ -103,6 +103,7 @@ def test_resume_equals_an_uninterrupted_run(arch: str, tmp_path: Path) -> None:
     assert (audit["row"], audit["forwards"], audit["parameters_without_gradient"]) == (0, 1, 0)
 
 
+@pytest.mark.slow
 def test_the_audit_of_the_first_row_is_there_while_the_run_goes_on(tmp_path: Path) -> None:
     seen = AuditAt(1)
     start(prepared(), tmp_path, "run", seen)
@@ -147,7 +148,8 @@ def saved_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("minutes", "every", "seconds", "rows"),
     [
-        (10.0, 0, 0.0, [9]),  # a run of less than ten minutes writes its last one alone
+        # a run of less than ten minutes writes its last one alone
+        pytest.param(10.0, 0, 0.0, [9], marks=pytest.mark.slow),
         (10.0, 4, 250.0, [3, 4, 7, 8, 9]),  # one by updates starts the minutes anew
         pytest.param(10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9], marks=pytest.mark.slow),
         pytest.param(10.0, 0, 250.0, [3, 6, 9], marks=pytest.mark.slow),
@@ -159,10 +161,10 @@ def test_checkpoints_by_wall_time_change_nothing(
     minutes: float, every: int, seconds: float, rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = (f"train.checkpoint_minutes={minutes}", f"train.checkpoint_every={every}")
-    whole = start(prepared("branchnorm", "train.checkpoint_minutes=0"), tmp_path, "whole", Silent())
+    whole = start(prepared("branchnorm", "train.checkpoint_minutes=0", depth=2), tmp_path, "whole", Silent())
     monkeypatch.setattr(checkpoint, "clock", Clock(seconds))
     written = saved_rows(monkeypatch)
-    timed = start(prepared("branchnorm", *settings), tmp_path, "timed", Silent())
+    timed = start(prepared("branchnorm", *settings, depth=2), tmp_path, "timed", Silent())
     assert written == rows
     assert timed.verdict == whole.verdict
     same(whole.path, timed.path)
@@ -259,7 +261,7 @@ class Twice(Silent):
                 os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", rest_slow([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [signal.SIGTERM]))
 def test_signals_in_a_row_are_one_request(number: signal.Signals, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
@@ -271,6 +273,7 @@ def test_signals_in_a_row_are_one_request(number: signal.Signals, tmp_path: Path
     assert [path.name for path in checkpoint.found(result.path / "checkpoints")] == ["step-00000003.pt"]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_a_second_later_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stabilitylab.stopping.APART", -1.0)
     with pytest.raises(KeyboardInterrupt):
@@ -308,6 +311,7 @@ def test_without_a_final_checkpoint_a_run_is_the_same_and_keeps_no_weights(tmp_p
     assert list(tmp_path.glob("lighter/checkpoints/*")) == []  # nor those from on the way
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_a_checkpoint_all_the_same(tmp_path: Path) -> None:
     plan_of_it = prepared("branchnorm", "train.final_checkpoint=false", steps=6)
     assert start(plan_of_it, tmp_path, "light", InterruptAt(2)).state == "interrupted"
@@ -329,6 +333,7 @@ def test_a_run_on_a_gpu_ends_resumes_and_records_finite_tables(precision: str, t
         assert np.isfinite(frame[run.table(name).columns[0]]).all(), name
 
 
+@pytest.mark.slow
 def test_bf16_runs_on_the_cpu_too(tmp_path: Path) -> None:
     assert start(prepared("deepnorm", "train.precision=bf16", steps=3), tmp_path, "run", Silent()).row == 3
 

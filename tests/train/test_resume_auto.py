@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from edited_runs import edit
+from rest_slow import rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.store import Run
@@ -79,6 +80,7 @@ def test_it_goes_on_bit_for_bit(run: Any, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(*frames, check_exact=True, check_like=True)
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_anew_and_nothing_is_lost(run: Any, tmp_path: Path) -> None:
     path = broken(tmp_path / "runs", "mine")
     rows = Run.open(path).metrics
@@ -91,7 +93,7 @@ def test_without_a_checkpoint_it_starts_anew_and_nothing_is_lost(run: Any, tmp_p
     np.testing.assert_array_equal(Run.open(aside).metrics["loss"], rows["loss"])
 
 
-@pytest.mark.parametrize("state", ["finished", "interrupted"])
+@pytest.mark.parametrize("state", rest_slow(["finished", "interrupted"], ["interrupted"]))
 def test_another_configuration_is_refused(run: Any, state: str, tmp_path: Path) -> None:
     if state == "finished":
         run(*COMMAND, "-q")
@@ -117,6 +119,7 @@ def test_a_run_that_somebody_writes_is_left_alone(run: Any, tmp_path: Path) -> N
     assert "is being written by another process: wait for it to end." in err
 
 
+@pytest.mark.slow
 def test_a_run_that_had_diverged_fails_where_it_is_asked_to(run: Any) -> None:
     wild = [*COMMAND, "--set", "train.lr=1e30", "--set", "train.warmup=0", "-q", "--fail-on-divergence"]
     assert run(*wild)[0] == 3
@@ -125,6 +128,7 @@ def test_a_run_that_had_diverged_fails_where_it_is_asked_to(run: Any) -> None:
     assert "the run diverged: " in err
 
 
+@pytest.mark.slow
 def test_a_folder_of_that_name_is_a_run_to_continue(run: Any, tmp_path: Path) -> None:
     broken(tmp_path, "auto")
     assert run("probe", "--resume", "./auto", "-q")[:2] == (0, "auto\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rest_slow import SOME_ARCHS, rest_slow
 from test_evaluations import Nobody, prepared, trained
 
 from stabilitylab.config import parse_set, resolve
@@ -16,7 +17,7 @@ from stabilitylab.train import Trainer, plan, start
 from stabilitylab.train.loop import is_stateless
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), SOME_ARCHS | {"mhc"}))
 def test_a_held_out_pass_writes_to_nothing(arch: str) -> None:
     small = "data.sentences=4 data.held_out=6 data.validation=8 model.d_model=16 model.d_ffn=32 data.max_length=12"
     ready = plan(resolve(parse_set([*small.split(), f"model.arch={arch}"]), depth=4))
@@ -37,6 +38,7 @@ class Counting(torch.nn.Linear):
     """Stands for a module of somebody else's scheme."""
 
 
+@pytest.mark.slow
 def test_a_module_of_somebody_else_is_looked_at_in_every_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     began = StateSnapshot.__init__

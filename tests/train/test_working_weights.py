@@ -135,6 +135,7 @@ def test_replayed_and_resumed(tmp_path: Path) -> None:
     same(direct, rest)
 
 
+@pytest.mark.slow
 def test_it_saves_a_cast_at_each_use(tmp_path: Path) -> None:
     class Casts(TorchDispatchMode):
         def __init__(self) -> None:
