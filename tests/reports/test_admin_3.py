@@ -104,12 +104,12 @@ def test_without_gradients_the_figure_names_the_command(tmp_path: Path) -> None:
     [
         ("C01", "postln", "decoder", 0.003, EVEN, "reproduced"),
         ("C01", "postln", "decoder", 0.9, EVEN, "contradicted"),
-        ("C01", "postln", "decoder", 0.1, EVEN, "not reproduced"),
-        ("C01", "postln", "decoder", 0.003, WILD, "inconclusive"),
+        pytest.param("C01", "postln", "decoder", 0.1, EVEN, "not reproduced", marks=pytest.mark.slow),
+        pytest.param("C01", "postln", "decoder", 0.003, WILD, "inconclusive", marks=pytest.mark.slow),
         ("C02", "postln", "encoder", 2.0, EVEN, "reproduced"),
         ("C02", "postln", "encoder", 0.01, EVEN, "contradicted"),
-        ("C02", "postln", "encoder", 20.0, EVEN, "not reproduced"),
-        ("C02", "postln", "encoder", 2.0, WILD, "inconclusive"),
+        pytest.param("C02", "postln", "encoder", 20.0, EVEN, "not reproduced", marks=pytest.mark.slow),
+        pytest.param("C02", "postln", "encoder", 2.0, WILD, "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_vanishing_at_initialisation(

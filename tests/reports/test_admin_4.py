@@ -175,9 +175,9 @@ def grow(folder: Path, arch: str, shape: Callable[[int, int], float]) -> None:
     ("shape", "expected"),
     [
         (lambda n, seed: n, "reproduced"),
-        (lambda n, seed: n**0.5, "not reproduced"),
+        pytest.param(lambda n, seed: n**0.5, "not reproduced", marks=pytest.mark.slow),
         (lambda n, seed: n**1.6, "contradicted"),  # grows, but faster than N
-        (lambda n, seed: n ** (0.6 * seed - 1.1), "inconclusive"),
+        pytest.param(lambda n, seed: n ** (0.6 * seed - 1.1), "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float], expected: str) -> None:
@@ -192,9 +192,9 @@ def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (lambda n, seed: 0.2 + math.log(n), "reproduced"),
+        pytest.param(lambda n, seed: 0.2 + math.log(n), "reproduced", marks=pytest.mark.slow),
         (lambda n, seed: n, "contradicted"),
-        (lambda n, seed: n ** (0.14 * seed), "inconclusive"),
+        pytest.param(lambda n, seed: n ** (0.14 * seed), "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_preln_and_admin_grow_logarithmically(
@@ -242,9 +242,13 @@ def proportional(folder: Path, constant: Callable[[str, int, int], float], seeds
 @pytest.mark.parametrize(
     ("constant", "expected"),
     [
-        (lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced"),
+        pytest.param(lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced", marks=pytest.mark.slow),
         (lambda name, layers, seed: 1.0 if name == "admin" and layers == 3 else 1e-4, "contradicted"),
-        (lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4, "not reproduced"),
+        pytest.param(
+            lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4,
+            "not reproduced",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_change_follows_dependency(tmp_path: Path, constant: Callable[[str, int, int], float], expected: str) -> None:

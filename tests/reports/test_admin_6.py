@@ -167,10 +167,10 @@ def test_admins_shares(tmp_path: Path, exponent: float, spread: float, expected:
 @pytest.mark.parametrize(
     ("initial", "trained", "expected"),
     [
-        (4.0, 1.5, "reproduced"),
+        pytest.param(4.0, 1.5, "reproduced", marks=pytest.mark.slow),
         (0.5, 1.5, "reproduced"),  # what is so at initialisation is described
         (4.0, 0.8, "contradicted"),
-        (4.0, 1.1, "not reproduced"),
+        pytest.param(4.0, 1.1, "not reproduced", marks=pytest.mark.slow),
     ],
 )
 def test_postln_relies_on_its_own_branch(tmp_path: Path, initial: float, trained: float, expected: str) -> None:

@@ -75,10 +75,10 @@ def test_a_mixture_of_all_layers_has_no_map(tmp_path: Path) -> None:
     ("apart", "trained", "expected"),
     [
         (1.1, 1.6, "reproduced"),
-        (1 / 1.1, 1.6, "reproduced"),  # which is the larger does not matter
+        pytest.param(1 / 1.1, 1.6, "reproduced", marks=pytest.mark.slow),  # which is the larger does not matter
         (1.1, 0.8, "contradicted"),
-        (1.7, 1.6, "reproduced"),  # how far they are apart at first is described
-        (1.1, 1.1, "not reproduced"),
+        pytest.param(1.7, 1.6, "reproduced", marks=pytest.mark.slow),  # how far they are apart at first is described
+        pytest.param(1.1, 1.1, "not reproduced", marks=pytest.mark.slow),
     ],
 )
 def test_admin_starts_as_preln_and_ends_with_more_of_its_own(

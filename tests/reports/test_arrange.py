@@ -118,6 +118,7 @@ def test_maps_with_one_scale_have_one_colour_bar() -> None:
     assert len(paper.draw(Picture([panel(None)] * 3, "", columns=3), 6.75).axes) == 3 + 3
 
 
+@pytest.mark.slow
 def test_many_panels_fit_a_page() -> None:
     heat = Map([1, 2], [1, 2], np.eye(2), np.zeros((2, 2)), "norm per token and layer", log=False)
     drawn = paper.draw(Picture([Panel(f"a long name {place}", "x", "y", map=heat) for place in range(27)], ""), 6.75)
@@ -185,6 +186,7 @@ def test_ticks_stay_apart_beside_names_and_one_of_equal_y_labels_is_written() ->
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
+@pytest.mark.slow
 def test_no_cell_of_lines_is_empty() -> None:
     def widths(count: int, columns: int, one: Panel) -> list[float]:
         drawn = paper.draw(Picture([one] * count, "", columns=columns), 6.75)

@@ -13,6 +13,7 @@ import pytest
 from in_memory import UNIGRAM, rejudge, remembered
 from judged import SEEDS, SPREAD, verdict
 from making import load, make_run
+from rest_slow import rest_slow
 
 from stabilitylab.reports.base import DIVERGED, STUCK, Map, MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
@@ -203,9 +204,14 @@ def grid(lost: Callable[[str, int, float, int], bool], rates: Sequence[float] = 
     [
         (lambda arch, warmup, lr, seed: arch == "deepnorm" and warmup == 0, "reproduced"),
         (lambda arch, warmup, lr, seed: arch == "branchnorm" and warmup == 0, "contradicted"),
-        (lambda arch, warmup, lr, seed: warmup == 0, "not reproduced"),  # both fail in the same cells: as tolerant
-        (lambda arch, warmup, lr, seed: False, "not reproduced"),  # neither does
-        (lambda arch, warmup, lr, seed: arch == "deepnorm" and warmup == 0 and seed == 3, "inconclusive"),
+        # both fail in the same cells: as tolerant
+        pytest.param(lambda arch, warmup, lr, seed: warmup == 0, "not reproduced", marks=pytest.mark.slow),
+        pytest.param(lambda arch, warmup, lr, seed: False, "not reproduced", marks=pytest.mark.slow),  # neither does
+        pytest.param(
+            lambda arch, warmup, lr, seed: arch == "deepnorm" and warmup == 0 and seed == 3,
+            "inconclusive",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_c40_no_warmup_needed(lost: Callable[[str, int, float, int], bool], expected: str) -> None:
@@ -242,7 +248,7 @@ def test_c40_needs_the_whole_grid() -> None:
     )
 
 
-@pytest.mark.parametrize(("width", "factor"), [(64, 8), (512, 1), (128, 4)])
+@pytest.mark.parametrize(("width", "factor"), rest_slow([(64, 8), (512, 1), (128, 4)], [(512, 1)]))
 def test_the_papers_rates_go_with_the_width(width: int, factor: float) -> None:
     rates = [factor * rate for rate in (2e-4, *RATES, 4e-3)]
     lost = grid(lambda arch, w, lr, s: arch == "branchnorm" and lr > 1.6e-3 * factor, rates, width=width)
@@ -270,8 +276,9 @@ def sensitive(branchnorm: Callable[[float, int], float], rates: Sequence[float] 
     [
         (0.01, 0.0025 - 0.025, "reproduced"),
         (0.2, 0.05 - 0.025, "contradicted"),
-        (0.1, 0.0, "not reproduced"),
-        (math.inf, (1 + 0) / 4 - 0.025, "contradicted"),  # stands at the unigram baseline, 6
+        pytest.param(0.1, 0.0, "not reproduced", marks=pytest.mark.slow),
+        # stands at the unigram baseline, 6
+        pytest.param(math.inf, (1 + 0) / 4 - 0.025, "contradicted", marks=pytest.mark.slow),
     ],
 )
 def test_c48_is_a_difference_of_mean_losses(worst: float, difference: float, expected: str) -> None:
@@ -297,6 +304,7 @@ def test_c48_is_on_a_common_scale() -> None:
     assert (found.claim.kind, found.effects[1]["role"]) == ("implied", "descriptive")
 
 
+@pytest.mark.slow
 def test_c48_a_seed_without_the_whole_grid_is_left_out() -> None:
     holed = [r for r in sensitive(lambda lr, seed: 5.0) if not (r.seed == 3 and r.settings["train.lr"] == SCALED[0])]
     assert verdict("C48", holed).effects[0]["n"] == 3

@@ -163,10 +163,15 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     [
         (lambda seed, step, row: 0.01 + seed / 1000, "reproduced"),  # in all pairs, however little
         (lambda seed, step, row: -0.03 - seed / 1000, "contradicted"),
-        (lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "contradicted"),  # in 1 of 10 layers
-        (lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "not reproduced"),  # in 6 of 10
-        (lambda seed, step, row: (seed - 4) / 10, "inconclusive"),
-        (lambda seed, step, row: 0.03 if step == 250 else -1.0, "reproduced"),  # what counts is the end
+        # in 1 of 10 layers
+        pytest.param(lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "contradicted", marks=pytest.mark.slow),
+        # in 6 of 10
+        pytest.param(
+            lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "not reproduced", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda seed, step, row: (seed - 4) / 10, "inconclusive", marks=pytest.mark.slow),
+        # what counts is the end
+        pytest.param(lambda seed, step, row: 0.03 if step == 250 else -1.0, "reproduced", marks=pytest.mark.slow),
     ],
 )
 def test_c41_more_alike_after_training(
@@ -193,9 +198,13 @@ def test_c41_another_ramp_is_refused(tmp_path: Path) -> None:
     [
         (lambda seed, step, row: 0.01, 1.0, "reproduced"),  # there at all times, and all of it beta's
         (lambda seed, step, row: -0.01 if step == 0 else 0.01, 1.0, "contradicted"),
-        (lambda seed, step, row: -0.01 if step == RAMP else 0.01, 1.0, "reproduced"),  # described
-        (lambda seed, step, row: 0.01, 0.0, "reproduced"),  # there at all times, and none of it beta's: described
-        (lambda seed, step, row: 0.01 * (seed - 4), 1.0, "inconclusive"),
+        # described
+        pytest.param(
+            lambda seed, step, row: -0.01 if step == RAMP else 0.01, 1.0, "reproduced", marks=pytest.mark.slow
+        ),
+        # there at all times, and none of it beta's: described
+        pytest.param(lambda seed, step, row: 0.01, 0.0, "reproduced", marks=pytest.mark.slow),
+        pytest.param(lambda seed, step, row: 0.01 * (seed - 4), 1.0, "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_c42_is_it_there_without_training(

@@ -108,9 +108,11 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     [
         (lambda seed, row: True, "reproduced"),
         (lambda seed, row: False, "contradicted"),
-        (lambda seed, row: row.layer > 4, "not reproduced"),  # 12 of 16 on either side
-        (lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive"),  # all but one of 32: .97
-        (lambda seed, row: seed > 3, "inconclusive"),
+        # 12 of 16 on either side
+        pytest.param(lambda seed, row: row.layer > 4, "not reproduced", marks=pytest.mark.slow),
+        # all but one of 32: .97
+        pytest.param(lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive", marks=pytest.mark.slow),
+        pytest.param(lambda seed, row: seed > 3, "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], bool], verdict: str) -> None:

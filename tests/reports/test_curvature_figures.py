@@ -133,13 +133,13 @@ def trained(
 @pytest.mark.parametrize(
     ("id", "options", "verdict"),
     [
-        ("C56", {"edge": 1.0}, "reproduced"),
+        pytest.param("C56", {"edge": 1.0}, "reproduced", marks=pytest.mark.slow),
         ("C56", {"edge": 0.2}, "contradicted"),
-        ("C56", {"edge": 0.65}, "not reproduced"),
+        pytest.param("C56", {"edge": 0.65}, "not reproduced", marks=pytest.mark.slow),
         ("C57", {"told": 1.0}, "reproduced"),
-        ("C57", {"told": 0.5}, "contradicted"),
+        pytest.param("C57", {"told": 0.5}, "contradicted", marks=pytest.mark.slow),
         ("C58", {"grows": 3.0}, "reproduced"),
-        ("C58", {"grows": 0.5}, "contradicted"),
+        pytest.param("C58", {"grows": 0.5}, "contradicted", marks=pytest.mark.slow),
     ],
 )
 def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tm
     assert judge(CLAIMS[id], load(tmp_path).where(lambda run: run.seed == 3)).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("lost", [(40,), (0,)])
+@pytest.mark.parametrize("lost", [(40,), pytest.param((0,), marks=pytest.mark.slow)])
 def test_a_run_whose_ends_of_warm_up_have_not_converged_has_no_growth(lost: tuple[int, ...], tmp_path: Path) -> None:
     for seed in SEEDS:
         trained(tmp_path, seed, lost=lost if seed == 3 else (10, 90))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from edited_runs import edit
+from rest_slow import rest_slow
 from test_report_command import some_runs
 
 import stabilitylab as sl
@@ -53,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", DAMAGE)
+@pytest.mark.parametrize("case", rest_slow(DAMAGE, {"no status", "half of run.json", "a foreign file"}))
 @pytest.mark.usefixtures("unprinted")
 def test_one_damaged_run_is_listed_and_the_rest_is_made(run, whole: Path, tmp_path: Path, case: str) -> None:
     runs = shutil.copytree(whole, tmp_path / "runs")
@@ -84,10 +85,10 @@ def test_one_damaged_run_is_listed_and_the_rest_is_made(run, whole: Path, tmp_pa
 @pytest.mark.parametrize(
     "config",
     [
-        {"model": "gpt2"},
+        pytest.param({"model": "gpt2"}, marks=pytest.mark.slow),
         {"model": {"encoder_layers": "many", "d_model": None}, "train": "long"},
-        {"train": {"seed": "first", "steps": [1, 2]}},
-        {"data": 3, "seed": None, "model": [1, 2]},
+        pytest.param({"train": {"seed": "first", "steps": [1, 2]}}, marks=pytest.mark.slow),
+        pytest.param({"data": 3, "seed": None, "model": [1, 2]}, marks=pytest.mark.slow),
         {"a": float("nan"), "b": 10**400},
     ],
 )

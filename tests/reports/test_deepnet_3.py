@@ -107,8 +107,13 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     [
         (lambda seed, step: 2.0 + 0.01 * seed, "reproduced"),
         (lambda seed, step: 0.5 + 0.01 * seed, "contradicted"),
-        (lambda seed, step: 2.0 + 0.01 * seed if step == 0 else 0.5 + 0.01 * seed, "reproduced"),  # described
-        (lambda seed, step: 0.4 if seed == 3 else 2.0, "inconclusive"),
+        # described
+        pytest.param(
+            lambda seed, step: 2.0 + 0.01 * seed if step == 0 else 0.5 + 0.01 * seed,
+            "reproduced",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda seed, step: 0.4 if seed == 3 else 2.0, "inconclusive", marks=pytest.mark.slow),
     ],
 )
 def test_larger_last_gradient(tmp_path: Path, ratio: Ratio, expected: str) -> None:
@@ -141,6 +146,7 @@ def test_a_run_that_ended_before_step_100_says_nothing_about_it(tmp_path: Path) 
 OWN = {"postln": {"model": {"init": "xavier-1"}}, "postln-init": {"model": {"init": "arch-1"}}}
 
 
+@pytest.mark.slow
 def test_deepnets_own_postln_decides_and_is_the_solid_line(tmp_path: Path) -> None:
     make_gradients(tmp_path / "fairseq", lambda seed, step: 0.5 + 0.01 * seed)
     make_gradients(tmp_path / "own", lambda seed, step: 2.0 + 0.01 * seed, settings=OWN)

@@ -149,6 +149,7 @@ def test_a_diverged_run_keeps_what_is_not_a_number(tmp_path: Path) -> None:
     assert math.isnan(picture.panels[0].series[0].y[3])
 
 
+@pytest.mark.slow
 def test_other_settings_are_left_out_and_counted(tmp_path: Path) -> None:
     make_all(tmp_path, lambda seed: EXPLODES)
     make_course(tmp_path, "postln", 9, CALM, layers=2)
@@ -177,6 +178,7 @@ def test_claims_hold_where_the_paper_is_right(tmp_path: Path) -> None:
     assert [effect["mean"] for effect in (growth, size, init)] == pytest.approx([3.2 / 1.2, 3.2, 1.1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_c16_is_about_growth_and_not_about_size(tmp_path: Path) -> None:
     """Inputs that are large from the beginning did not become large."""
     make_all(tmp_path, lambda seed: replace(EXPLODES, inputs=lambda step: 3.0 + 0.01 * (step > 9) * seed))
@@ -185,6 +187,7 @@ def test_c16_is_about_growth_and_not_about_size(tmp_path: Path) -> None:
     assert found.effects[1]["mean"] == pytest.approx(3.04, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_deepnets_own_postln_decides_and_fairseqs_stands_beside_it(tmp_path: Path) -> None:
     make_all(tmp_path / "fairseq", lambda seed: CALM)
     own = {"postln": "xavier-1", "postln-init": "arch-1"}
@@ -269,6 +272,7 @@ def test_order_of_events(tmp_path: Path) -> None:
     assert found["half"].effects[0]["mean"] == 0.5
 
 
+@pytest.mark.slow
 def test_events_at_the_same_step_are_in_order(tmp_path: Path) -> None:
     at_once = Course(
         moved=lambda step: 9.0 * (step > 3), inputs=lambda step: 1 + (step > 3), lost=lambda step: 2.0 * (step > 3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from making import Made, load, make_run, sublayer_rows
+from rest_slow import rest_slow
 
 from stabilitylab.reports.base import MissingRuns
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -134,6 +135,7 @@ def test_the_picture_is_the_rates(tmp_path: Path) -> None:
                for note in picture.notes)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_exponents_are_fitted_where_the_claims_fit_them(tmp_path: Path) -> None:
     """Beyond the depths of the claims the update falls to nothing, which moves no exponent and no line of it."""
 
@@ -224,6 +226,7 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     assert "stabilitylab sweep deepnet:5" in missing.value.command
 
 
+@pytest.mark.slow
 def test_exponents_are_those_of_the_law(tmp_path: Path) -> None:
     make_steps(tmp_path, {"postln adam.all": power(3.0, 0.7, 0.1)})
     own = load(tmp_path).where(label="postln")
@@ -258,7 +261,9 @@ RATES: list[tuple[str, dict[str, Law], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("id", "laws", "expected"), RATES)
+@pytest.mark.parametrize(
+    ("id", "laws", "expected"), rest_slow(RATES, [one for one in RATES if one[2] == "contradicted"])
+)
 def test_claims_on_rates(tmp_path: Path, id: str, laws: dict[str, Law], expected: str) -> None:
     make_steps(tmp_path, laws, depths=(6, 25, 50))
     assert verdict(tmp_path, id) == expected
@@ -267,9 +272,9 @@ def test_claims_on_rates(tmp_path: Path, id: str, laws: dict[str, Law], expected
 @pytest.mark.parametrize(
     ("bound", "expected"),
     [
-        (lambda n, seed: 2.0 + 0.01 * seed, "contradicted"),
+        pytest.param(lambda n, seed: 2.0 + 0.01 * seed, "contradicted", marks=pytest.mark.slow),
         (lambda n, seed: 2.0 + 0.01 * seed if n == 12 else 0.5, "contradicted"),  # at one depth is enough
-        (lambda n, seed: 0.5 if seed == 3 else 1.3, "inconclusive"),
+        pytest.param(lambda n, seed: 0.5 if seed == 3 else 1.3, "inconclusive", marks=pytest.mark.slow),
         (lambda n, seed: 0.1 + 0.01 * seed, "reproduced"),  # though twice the estimate
     ],
 )

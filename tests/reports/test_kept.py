@@ -103,6 +103,7 @@ def test_of_a_run_that_changed_all_is_read_again_and_of_others_nothing(runs: Pat
     assert report(runs, runs.parent / "another") == after, "the same page as one that is made from nothing"
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_again_if_either_changed(runs: Path) -> None:
     """The run that did not change has what both made."""
     out = runs.parent / "report"
@@ -114,6 +115,7 @@ def test_two_runs_are_compared_again_if_either_changed(runs: Path) -> None:
     assert report(runs, out) == report(runs, runs.parent / "another")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompared")
 def test_a_run_that_goes_on_is_always_read(runs: Path, read: list[tuple[str, str]]) -> None:
     out = runs.parent / "report"
@@ -159,6 +161,7 @@ def test_a_file_that_is_lost_or_damaged_is_made_again(tmp_path: Path, harm: Any)
     assert Kept(path, HEAD).get("it", lambda: pytest.fail("it was not mended")) == "made"
 
 
+@pytest.mark.slow
 def test_damaged_files_leave_the_report_as_it_is(runs: Path, read: list[tuple[str, str]]) -> None:
     out = runs.parent / "report"
     before = report(runs, out)
@@ -172,6 +175,7 @@ def test_damaged_files_leave_the_report_as_it_is(runs: Path, read: list[tuple[st
     assert read == [], "it was mended"
 
 
+@pytest.mark.slow
 def test_other_code_reads_again(runs: Path, read: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     out = runs.parent / "report"
     report(runs, out)
@@ -181,6 +185,7 @@ def test_other_code_reads_again(runs: Path, read: list[tuple[str, str]], monkeyp
     assert {name for name, _ in read} == {"first", "second", "own"}
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_no_error(runs: Path) -> None:
     out = runs.parent / "report"
     out.mkdir()
@@ -189,6 +194,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(runs: Path) -> None:
     assert report(runs, out) == first
 
 
+@pytest.mark.slow
 def test_files_of_runs_that_are_gone_are_removed(runs: Path) -> None:
     out = runs.parent / "report"
     report(runs, out)

@@ -191,6 +191,7 @@ def test_an_event_stands_where_it_happened(tmp_path: Path) -> None:
     assert event["probe"] == "grad_norm"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unprinted")
 def test_a_damaged_top_is_listed_and_the_report_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path / "runs")
@@ -233,6 +234,7 @@ def test_a_figure_without_a_point_is_listed_and_made_where_it_is_asked_for(run, 
     assert "branchnorm:1" in [one["id"] for one in json.loads(out)["figures"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unprinted")
 def test_two_run_directories_are_compared(run, tmp_path: Path) -> None:
     made(tmp_path / "one", "postln")

@@ -16,6 +16,7 @@ from browser import CHROMIUM, Browser
 from making import make_run
 from pages import CLOSING, EVIL, a_table, heat, lines, write
 from PIL import Image
+from rest_slow import rest_slow
 
 from stabilitylab.reports import style
 from stabilitylab.reports.base import Map, Panel, Picture, Series, compared
@@ -87,6 +88,7 @@ def test_every_plot_is_drawn_and_nothing_is_fetched(browser: Browser, written: P
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_path: Path) -> None:
     browser.open(write(tmp_path, [html.PageSection("made:1", "Table", "", Picture([a_table()], ""), {})]))
     found = browser.run(
@@ -209,6 +211,7 @@ def test_a_toggle_takes_its_colour_off_the_screen(browser: Browser, written: Pat
     assert after < before - 500
 
 
+@pytest.mark.slow
 def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path) -> None:
     browser.open(written)
     found = browser.run(
@@ -299,7 +302,7 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("width", rest_slow([400, 1280], [400]))
 def test_nothing_sticks_out(browser: Browser, written: Path, width: int) -> None:
     browser.open(written, width=width)
     browser.shoot(written.with_name(f"{width}.png"))

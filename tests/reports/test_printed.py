@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from making import Made, make_run, sublayer_rows
 from pages import heat, lines
+from rest_slow import rest_slow
 from test_page import Document
 
 from stabilitylab.reports import build as building
@@ -126,7 +127,7 @@ def test_a_figure_alone_diagnoses_no_run_and_judges_its_claims_without_holm(
 
 
 @pytest.mark.usefixtures("unprinted")
-@pytest.mark.parametrize(("count", "files"), [(3, True), (4, False)])
+@pytest.mark.parametrize(("count", "files"), rest_slow([(3, True), (4, False)], [(3, True)]))
 def test_maps_of_runs_are_printed_where_there_are_few(tmp_path: Path, count: int, files: bool) -> None:
     built = build(some(tmp_path / "runs", count), tmp_path / "out")
     runs = [section for section in built.sections if section.group == "runs"]

@@ -133,6 +133,7 @@ def test_scripts_are_told_and_v_shows_where(run, register, tmp_path: Path) -> No
     assert "Traceback" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unprinted")
 def test_a_run_with_a_damaged_table_is_left_out_of_what_reads_it(run, register, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3, 4))

@@ -293,6 +293,7 @@ def test_students_distribution_is_not_the_normal_one() -> None:
     assert (found.high - found.mean) * math.sqrt(3) > 2 * stats.norm.ppf(0.975)
 
 
+@pytest.mark.slow
 def test_tails_are_those_of_scipy_stats_without_importing_it() -> None:
     sample = [0.3, 0.5, 0.9]
     expected = stats.ttest_1samp(sample, 0.1, alternative="greater").pvalue
