@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from loose_scripts import scripts_of
+from rest_slow import rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
@@ -57,6 +58,7 @@ def ratio(cell: str) -> float:
     return value
 
 
+@pytest.mark.slow
 def test_the_recorder_is_measured_by_what_it_does_in_an_update(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_median_and_its_interval(script: Any) -> None:
     assert high - low == pytest.approx(2 * half, rel=0.3)
 
 
+@pytest.mark.slow
 def test_peers_at_toy_size(main: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     main("peers", "--sizes", "tiny-6", "--rounds", "2", *TOY, "--out", str(tmp_path / "peers"))
@@ -231,7 +234,7 @@ def ours_as(kind: str, state: dict[str, torch.Tensor], d: int) -> dict[str, torc
     return renamed
 
 
-@pytest.mark.parametrize("kind", ["torch", "marian"])
+@pytest.mark.parametrize("kind", rest_slow(["torch", "marian"], ["torch"]))
 def test_with_our_weights_a_peer_computes_our_function(script: Any, kind: str) -> None:
     """The same model, in float64 and to rounding, padding included; and no parameter of it is left out."""
     peers = script("peers")
@@ -308,6 +311,7 @@ def test_the_floor_counts_what_probes_read(script: Any, tmp_path: Path) -> None:
     made.watcher.close()
 
 
+@pytest.mark.slow
 def test_one_card_estimates_where_there_is_none(main: Any, tmp_path: Path) -> None:
     main("one_card", "--depth", "2", "--sentences", "4", "--arch", "deepnorm", "--out", str(tmp_path / "card"))
     ((arch, parameters, tokens, estimated, *rest),) = cells(tmp_path / "card.md")
@@ -317,6 +321,7 @@ def test_one_card_estimates_where_there_is_none(main: Any, tmp_path: Path) -> No
     assert float(estimated) > 0
 
 
+@pytest.mark.slow
 def test_the_attack_holds_and_can_fall(
     script: Any, main: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +343,7 @@ def test_the_attack_holds_and_can_fall(
     assert attack.STEPS == 12
 
 
+@pytest.mark.slow
 def test_the_long_run_and_the_many_say_what_they_measured(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
     main("long_run", "--rows", "60", "--every", "20", "--part", "25")
     facts = json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from loose_scripts import scripts_of
+from rest_slow import rest_slow
 from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +27,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield load("budget")
 
 
-@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder", "encoder"])
+@pytest.mark.parametrize("stack", rest_slow(["encoder-decoder", "decoder", "encoder"], ["decoder"]))
 def test_the_floor_counts_what_torch_counts(budget: Any, stack: str, tmp_path: Path) -> None:
     """Products of matrices, by torch's own counter, in a forward and backward pass; attention by its definition."""
     sets = (*budget.SETS, *SMALL, "train.attention=math", f"model.stack={stack}", "probes.names=['none']")

@@ -295,6 +295,7 @@ def test_help_of_each_command_names_the_exit_codes(run) -> None:
     assert run()[0] == 2
 
 
+@pytest.mark.slow
 def test_help_swallows_no_word_in_brackets() -> None:
     """rich takes [word] for a style."""
     commands: Any = typer.main.get_command(build())

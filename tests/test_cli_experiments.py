@@ -70,6 +70,7 @@ def test_a_grid_takes_its_updates_from_an_option_too(run) -> None:
     assert run("sweep", "--grid", "arch=postln", "depth=2", "--steps", "0", "--print")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
     axes = ["arch=deepnorm", "depth=2", "seed=3..4", "steps=2"]
     code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--minutes", "0", "-q")
@@ -91,7 +92,7 @@ def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
         (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),
         (["sweep", "branchnorm:8", "--set", "train.lr=1"], "--set goes with --grid"),
         (["sweep", "--grid", "arch=postln", "--seeds", "3"], "--seeds goes with figures"),
-        (["sweep", "--grid", "arch=nonsense"], "unknown architecture"),
+        pytest.param(["sweep", "--grid", "arch=nonsense"], "unknown architecture", marks=pytest.mark.slow),
         (["evaluate", "a", "b"], "one run at a time"),
         (["evaluate", "a", "--paired"], "at least two"),
     ],

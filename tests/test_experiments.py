@@ -89,12 +89,14 @@ def test_names_are_unique_readable_and_need_no_quoting() -> None:
     assert slug("postln/preln") == "postln-preln"
 
 
+@pytest.mark.slow
 def test_no_two_runs_of_a_figure_are_the_same_run() -> None:
     for figure, scale, runs in everything():
         different = {each.config.model_dump_json() + each.kind for each in runs}
         assert len(different) == len(runs), f"{figure} at {scale} makes one run several times"
 
 
+@pytest.mark.slow
 def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
     found: dict[tuple[str, str], Experiment] = {}
     shared = 0

@@ -9,6 +9,7 @@ import tomllib
 
 import pytest
 from imports import PACKAGE, circles, graph, imported, modules
+from rest_slow import rest_slow
 
 from stabilitylab.commands.listing import registries
 
@@ -430,7 +431,11 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
 
 
 @pytest.mark.parametrize(
-    "part", ["store", "terminal", "labels", "verdict", "schema", "experiments", "reports", "reports.build", "diagnose"]
+    "part",
+    rest_slow(
+        ["store", "terminal", "labels", "verdict", "schema", "experiments", "reports", "reports.build", "diagnose"],
+        ["experiments", "reports.build", "diagnose"],
+    ),
 )
 def test_reports_side_needs_no_torch(part: str) -> None:
     check = f"import sys; import stabilitylab.{part}; sys.exit('torch' in sys.modules)"
@@ -471,6 +476,7 @@ assert not REFUSED & set(sys.modules), REFUSED & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_probes_need_torch_and_numpy_alone() -> None:
     """They are imported, and watch a model, where no other dependency can be imported."""
     text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rest_slow import rest_slow
 
 from stabilitylab import registry
 from stabilitylab.cli import without_plugins
@@ -158,6 +159,7 @@ def nothing(ask):
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_cost_nobody_measured_says_so(tmp_path: Path) -> None:
     (tmp_path / "unmeasured.py").write_text(UNMEASURED, encoding="utf-8")
     made = stabilitylab("sweep", "unmeasured:1", "--minutes", "0", cwd=tmp_path, plugins="unmeasured")
@@ -182,7 +184,7 @@ def mine(ask):
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", rest_slow(TAKEN, {"branchnorm:8"}))
 def test_a_claim_or_a_sweep_of_a_name_that_is_taken_is_refused_where_it_is_made(name: str, tmp_path: Path) -> None:
     (tmp_path / "clash.py").write_text(TAKEN[name], encoding="utf-8")
     made = subprocess.run(

@@ -146,6 +146,7 @@ def test_each_exception_is_needed() -> None:
     assert set(OUTSIDE) <= every
 
 
+@pytest.mark.slow
 def test_a_name_that_objects_of_ours_have_too_is_an_exception_in_known_files_alone() -> None:
     """An exception must not open a door into an object of this package."""
     ours = set()

@@ -185,6 +185,7 @@ def test_the_page_of_made_ledgers_has_every_word(score: ModuleType, tmp_path: Pa
     assert score.Scores(tmp_path / "absent").page() == ["No truth is made yet."]
 
 
+@pytest.mark.slow
 def test_a_run_of_the_truth_is_that_of_a_trial(make: ModuleType, tmp_path: Path) -> None:
     from stabilitylab.lr_find.find import plan_of
     from stabilitylab.lr_find.search import RateTrial

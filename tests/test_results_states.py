@@ -23,6 +23,7 @@ def called(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_the_confusion_matrix_is_that_of_the_runs() -> None:
     ended = called("import judge; judge.main()")
     assert ended.returncode == 0, ended.stderr

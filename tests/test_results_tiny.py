@@ -314,6 +314,7 @@ def in_ledger(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
     """Whoever sees this fail has changed runs that were made: they would be made again under other keys."""
     import make

@@ -32,6 +32,7 @@ def found() -> dict[str, list[str]]:
     return {name: own for name, own in lines.items() if own}
 
 
+@pytest.mark.slow
 def test_docstrings_start_with_a_verb_or_a_noun() -> None:
     text = "\n".join(f"stabilitylab/{name}, {line}" for name, own in found().items() for line in own)
     assert not text, f"reword: a docstring starts with a verb or a noun phrase, and asks nothing:\n{text}"

@@ -26,7 +26,12 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--data", "nowhere"], 4, "has no train.de.gz: name a folder with train, val, test_2016_flickr"),
+        pytest.param(
+            ["--data", "nowhere"],
+            4,
+            "has no train.de.gz: name a folder with train, val, test_2016_flickr",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["--data", "half"], 4, "has no val.en.gz", marks=pytest.mark.slow),
         pytest.param([], 2, "name the corpus with --data PATH/multi30k, or give --smoke", marks=pytest.mark.slow),
         pytest.param(["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0", marks=pytest.mark.slow),

@@ -38,6 +38,7 @@ print(len(_parsl_config(Path(sys.argv[1]), 1).executors[0].available_accelerator
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpus.py", "slurm.py"])
 def test_the_configurations_of_parsl_are_accepted(name: str, tmp_path: Path) -> None:
     pytest.importorskip("parsl", reason="the extra 'sweep' is not installed")
@@ -49,6 +50,7 @@ def test_the_configurations_of_parsl_are_accepted(name: str, tmp_path: Path) -> 
     assert result.stdout == "4\n", result.stderr
 
 
+@pytest.mark.slow
 def test_the_python_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -233,6 +233,7 @@ def test_any_configuration_survives_the_file(source, names, lr, alpha, every, se
     assert resolve(read_config_file(path)) == wanted
 
 
+@pytest.mark.slow
 def test_the_parent_process_needs_neither_torch_nor_what_draws() -> None:
     check = (
         "import sys, stabilitylab.sweep as s, pathlib, stabilitylab.experiments as e; "

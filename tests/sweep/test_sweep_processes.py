@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rest_slow import rest_slow
 from sweep_cases import Heard, experiment, leave, planned
 
 from stabilitylab.errors import InputError, ResourceError, UsageError
@@ -145,10 +146,10 @@ def test_the_script_hands_on_folder_environment_output_and_exit_code(tmp_path: P
     [
         ("print(1)", 0),
         ("import sys; sys.exit(7)", 7),
-        ("import time; time.sleep(1.0)", 0),
+        pytest.param("import time; time.sleep(1.0)", 0, marks=pytest.mark.slow),
         ("import os; os.kill(os.getpid(), 9)", 137),
-        ("import os; os.kill(os.getpid(), 15)", 143),
-        ("import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)", 137),
+        pytest.param("import os; os.kill(os.getpid(), 15)", 143, marks=pytest.mark.slow),
+        pytest.param("import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)", 137, marks=pytest.mark.slow),
     ],
 )
 def test_the_script_says_nothing_of_its_own(program: str, code: int, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ sys.exit(9)
 """
 
 
-@pytest.mark.parametrize(("terminal", "file"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("terminal", "file"), rest_slow([(True, False), (False, True), (True, True)], [(True, True)]))
 def test_the_script_asks_once_and_only_by_the_file(terminal: bool, file: bool, tmp_path: Path) -> None:
     log, stop = tmp_path / "log", tmp_path / "stop"
     wait = "60" if file else "1"
@@ -196,6 +197,7 @@ def test_the_script_asks_once_and_only_by_the_file(terminal: bool, file: bool, t
     assert log.read_text().splitlines()[-1] == ("TERM" if file else "nothing")
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_signals_everybody_is_heard_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     line = script([sys.executable, "-c", ASKED, "60"], {}, log=log, stop=tmp_path / "stop", folder=tmp_path)
@@ -250,6 +252,7 @@ config = Config(executors=[ThreadPoolExecutor(label="mine", max_threads=1)], run
 """
 
 
+@pytest.mark.slow
 def test_parsl_under_a_configuration_of_the_users_stops_in_good_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_the_choice_is_made_once_and_its_table_holds_every_trial(tmp_path: Path)
     assert not list(tmp_path.glob("branchnorm-2-lr*/checkpoints/*.pt"))
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_says_so_and_keeps_what_it_has(tmp_path: Path) -> None:
     def stopped(jobs: Sequence[Job]) -> Outcome:
         done = run(jobs[:1])
