@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,19 +37,34 @@ def trained(folder: Path, name: str, *settings: str, depth: int = 2) -> Path:
     return start(plan(resolve(parse_set(sets), depth=depth)), folder, name, Silent()).path
 
 
+HOW = {
+    "long": ("model.arch=preln", "train.steps=100"),
+    "early": ("model.arch=preln", "train.steps=30"),
+    "short": ("model.arch=branchnorm", "model.T=40", "train.steps=9"),
+}
+
+
+class Runs(dict[str, Path]):
+    """A run that has learnt something of the synthetic task, one of a few updates, and one that is still in its
+    ramp, each made when a test asks for it."""
+
+    def __init__(self, folder: Path, make: Callable[[Path, str], Path]) -> None:
+        super().__init__()
+        self._folder, self._make = folder, make
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = self._make(self._folder, name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run that has learnt something of the synthetic task, and one that is still in its ramp."""
-    folder = tmp_path_factory.mktemp("runs")
-    return {
-        "long": trained(folder, "long", "model.arch=preln", "train.steps=100"),
-        "short": trained(folder, "short", "model.arch=branchnorm", "model.T=40", "train.steps=9"),
-    }
+def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), lambda folder, name: trained(folder, name, *HOW[name]))
 
 
 @pytest.fixture
-def runs(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    return {name: Path(shutil.copytree(path, tmp_path / name)) for name, path in made.items()}
+def runs(made: Runs, tmp_path: Path) -> Runs:
+    return Runs(tmp_path, lambda folder, name: Path(shutil.copytree(made[name], folder / name)))
 
 
 @pytest.mark.slow
@@ -92,40 +108,40 @@ def test_alpha_is_the_checkpoints_and_matters(runs: dict[str, Path], monkeypatch
 
 def test_sentences_come_back_in_their_order(runs: dict[str, Path]) -> None:
     """They are translated by length, in batches; one at a time gives the same."""
-    decode.evaluate(runs["long"])
-    together = translations.read(runs["long"])
-    decode.evaluate(runs["long"], sentences=5)
-    assert translations.read(runs["long"]) == (together[0][:5], together[1][:5])
+    decode.evaluate(runs["early"])
+    together = translations.read(runs["early"])
+    decode.evaluate(runs["early"], sentences=5)
+    assert translations.read(runs["early"]) == (together[0][:5], together[1][:5])
     assert len(set(together[1])) > 10
 
 
 def test_a_text_of_another_kind_or_none_at_all(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no vocabulary for other text"):
-        decode.evaluate(runs["long"], data="text:a,b")
+        decode.evaluate(runs["early"], data="text:a,b")
     with pytest.raises(UsageError, match="sentences = 0"):
-        decode.evaluate(runs["long"], sentences=0)
+        decode.evaluate(runs["early"], sentences=0)
     with pytest.raises(UsageError, match="max_length = 0"):
-        decode.evaluate(runs["long"], max_length=0)
+        decode.evaluate(runs["early"], max_length=0)
     with pytest.raises(UsageError, match="unknown length penalty"):
-        decode.evaluate(runs["long"], penalty_kind="none")
-    assert not (runs["long"] / "evaluation.json").exists()
+        decode.evaluate(runs["early"], penalty_kind="none")
+    assert not (runs["early"] / "evaluation.json").exists()
     with pytest.raises(InputError, match=r"absent"):
         decode.evaluate(tmp_path / "absent")
 
 
 def test_a_run_without_a_checkpoint_or_with_a_foreign_one(runs: dict[str, Path]) -> None:
-    newest = sorted((runs["long"] / "checkpoints").iterdir())[-1]
+    newest = sorted((runs["early"] / "checkpoints").iterdir())[-1]
     foreign = next((runs["short"] / "checkpoints").iterdir())
     shutil.copy(foreign, newest)
     with pytest.raises(InputError, match="it belongs to another run"):
-        decode.evaluate(runs["long"])
+        decode.evaluate(runs["early"])
     state = torch.load(foreign, weights_only=True)
-    checkpoint.save(newest.parent, 100, {**state, "model": {}}, Run.open(runs["long"]).identity.run_id)
+    checkpoint.save(newest.parent, 30, {**state, "model": {}}, Run.open(runs["early"]).identity.run_id)
     with pytest.raises(InputError, match="does not belong to its configuration"):
-        decode.evaluate(runs["long"])
-    shutil.rmtree(runs["long"] / "checkpoints")
+        decode.evaluate(runs["early"])
+    shutil.rmtree(runs["early"] / "checkpoints")
     with pytest.raises(InputError, match=r"has no checkpoint.*--resume"):
-        decode.evaluate(runs["long"])
+        decode.evaluate(runs["early"])
 
 
 def edited(run: Path, change) -> None:
@@ -135,9 +151,9 @@ def edited(run: Path, change) -> None:
 
 
 def test_runs_that_translate_nothing(runs: dict[str, Path]) -> None:
-    edited(runs["long"], lambda document: document["config"]["model"].update(stack="decoder", encoder_layers=0))
+    edited(runs["early"], lambda document: document["config"]["model"].update(stack="decoder", encoder_layers=0))
     with pytest.raises(UsageError, match=r"single stack \(decoder\)"):
-        decode.evaluate(runs["long"])
+        decode.evaluate(runs["early"])
     edited(runs["short"], lambda document: document.update(kind="onestep"))
     with pytest.raises(InputError, match="holds no trained model"):
         decode.evaluate(runs["short"])
@@ -145,18 +161,18 @@ def test_runs_that_translate_nothing(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("key", ["train_sha256", "held_out_sha256"])
 def test_data_that_have_changed(runs: dict[str, Path], key: str) -> None:
-    edited(runs["long"], lambda document: document["data"].update({key: "other"}))
+    edited(runs["early"], lambda document: document["data"].update({key: "other"}))
     with pytest.raises(InputError, match="have changed since it was trained"):
-        decode.evaluate(runs["long"])
+        decode.evaluate(runs["early"])
 
 
 def test_a_model_that_is_not_finite(runs: dict[str, Path]) -> None:
-    newest = sorted((runs["long"] / "checkpoints").iterdir())[-1]
+    newest = sorted((runs["early"] / "checkpoints").iterdir())[-1]
     state = torch.load(newest, weights_only=True)
     state["model"]["output.weight"][:] = torch.nan
-    checkpoint.save(newest.parent, 100, state, Run.open(runs["long"]).identity.run_id)
+    checkpoint.save(newest.parent, 30, state, Run.open(runs["early"]).identity.run_id)
     with pytest.raises(InputError, match="not finite"):
-        decode.evaluate(runs["long"])
+        decode.evaluate(runs["early"])
 
 
 def evaluated(folder: Path, references: list[str], hypotheses: list[str]) -> Path:
