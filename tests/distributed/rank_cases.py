@@ -51,10 +51,11 @@ SLOW = frozenset(  # asked for by tests of the slow set alone
         *(f"curvature_{case}" for case in ("ddp", "fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
         *(f"cut_{case}" for case in ("bitwise", "fingerprint", "histograms", "loss_after")),
         *(f"cut_{plan}_before" for plan in ("columns", "sequence", "loss")),
-        *("cut_columns_after", "ddp_start", "ddp_accumulated", "fsdp_split_reference"),
+        *("cut_columns_after", "cut_start", "ddp_start", "fsdp_start", "ddp_accumulated", "fsdp_split_reference"),
+        *("bf16", "ddp_fingerprint", "ddp_histograms"),
         *("explain_foreign", "explain_forward"),
         *(f"{kind}_{case}" for kind in ("columns", "hsdp") for case in ("fingerprint", "histograms")),
-        *(f"{kind}_updates" for kind in ("hsdp", "hsdp-flat")),
+        *(f"{kind}_updates" for kind in ("columns", "hsdp", "hsdp-flat")),
         *("ddp_admin", "fsdp_admin", "fsdp_branchnorm", "ddp_resumed", "fsdp_resumed", "found"),
         *(f"{kind}_{case}" for kind in ("ddp", "fsdp") for case in ("checkpointed", "timed")),
     }

@@ -46,7 +46,8 @@ def worst(some: dict[str, Any], others: dict[str, Any]) -> float:
     return max(differences)
 
 
-@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["fsdp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_step_0_in_float32(ranks: Any, kind: str) -> None:
     several, one = ranks(f"{kind}_start")[0], alone(dtype=torch.float32, steps=1)
     assert worst(several | {"rows": several["rows"][:1]}, one | {"rows": one["rows"][:1]}) < 1e-6
@@ -57,7 +58,7 @@ def test_step_0_in_float32(ranks: Any, kind: str) -> None:
     [
         ("ddp_updates", {}),
         ("fsdp_updates", {}),
-        ("columns_updates", {"steps": 3}),
+        pytest.param("columns_updates", {"steps": 3}, marks=pytest.mark.slow),
         pytest.param("hsdp_updates", {"steps": 3}, marks=pytest.mark.slow),
         pytest.param("hsdp-flat_updates", {"steps": 3}, marks=pytest.mark.slow),
         pytest.param("ddp_accumulated", {"steps": 2, "accumulate": 2}, marks=pytest.mark.slow),
@@ -105,6 +106,7 @@ def test_maxima_and_a_nan_of_one_rank(ranks: Any) -> None:
         np.testing.assert_allclose(tables["gradient_peak"].values, others["gradient_peak"].values, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_bf16_run_records_the_gradients_that_the_optimizer_gets(ranks: Any) -> None:
     """Against the norm of the gathered gradients; activations are close to those of the float32 run."""
     result = ranks("bf16")[0]

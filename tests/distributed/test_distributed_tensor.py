@@ -29,6 +29,7 @@ def test_every_table_is_that_of_one_process(ranks: Any, plan: str, when: str) ->
     assert second["rows"] == []
 
 
+@pytest.mark.slow
 def test_step_0_in_float32(ranks: Any) -> None:
     several, one = ranks("cut_start")[0], alone(dtype=torch.float32, steps=1)
     apart, both = "parameter_norm", (several, one)
