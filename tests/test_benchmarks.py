@@ -234,6 +234,7 @@ def ours_as(kind: str, state: dict[str, torch.Tensor], d: int) -> dict[str, torc
     return renamed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", rest_slow(["torch", "marian"], ["torch"]))
 def test_with_our_weights_a_peer_computes_our_function(script: Any, kind: str) -> None:
     """The same model, in float64 and to rounding, padding included; and no parameter of it is left out."""

@@ -125,6 +125,7 @@ def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     assert len(json.loads(out)["paired"]["systems"]) == 2
 
 
+@pytest.mark.slow
 def test_evaluate_says_how_many_sources_it_cut_and_where(run, tmp_path: Path) -> None:
     for side in ("a", "b"):
         short = [f"{side}{i % 7} {side}{i % 5} {side}{i % 3}" for i in range(60)]

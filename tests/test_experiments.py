@@ -75,6 +75,7 @@ def test_sweeps_are_those_of_figures_and_of_the_fast_claims() -> None:
     assert {*FIGURES} - {*SWEEPS} == without, "these figures have no sweep"
 
 
+@pytest.mark.slow
 def test_names_are_unique_readable_and_need_no_quoting() -> None:
     for figure, scale, runs in everything():
         assert runs, f"{figure} at {scale} has no runs"

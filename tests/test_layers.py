@@ -360,6 +360,7 @@ def test_imports_go_down(module: str, path) -> None:
     assert found == [], "imports go down: move the shared code below both (docs/architecture.md)"
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(graph()) == [], "these modules import each other in a circle"
 

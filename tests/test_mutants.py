@@ -82,6 +82,7 @@ def test_a_seed_draws_the_same_mutants_from_all_rooms_and_no_line_twice(mutants:
     assert len(mutants.chosen(tmp_path, found, 99, 3)) == 8, "four lines of each room can change"
 
 
+@pytest.mark.slow
 def test_mutants_are_killed_survive_or_are_not_reached(
     mutants: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

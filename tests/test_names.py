@@ -27,6 +27,7 @@ def classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_have_one_name() -> None:
     sources = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
     doubled = {name: homes for name, homes in classes(sources).items() if len(homes) > 1}

@@ -86,6 +86,7 @@ def test_a_branch_of_gain_g_is_its_square_exactly(study) -> None:
         torch.testing.assert_close(residual.f(x, *given), 3.130169**2 * before, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", rest_slow(["deepnorm", "inverted"], ["deepnorm"]))
 def test_the_variance_in_front_of_a_norm_and_the_share_of_the_shortcut(study, arm) -> None:
     """alpha^2 + g^4 v of a wide feed-forward block at an input of mean square 1."""

@@ -224,6 +224,7 @@ def test_lists_have_a_line_each_and_flags_no_type(shown, width: int) -> None:
     assert "<bool>" not in "\n".join(shown(width, "--help"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_long_description_ends_with_a_sentence_where_one_fits(shown, width: int) -> None:
     lines = shown(width, "list", "probes")

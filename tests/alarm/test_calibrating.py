@@ -247,6 +247,7 @@ def test_an_alarm_that_did_not_see_the_beginning_claims_no_bound(mine: Path, tmp
     assert w.alarm.outside == "row 1 of this run is step 5, and step 0 in the calibrated runs"
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_belong_together_are_refused_by_name(healthy: list[Run], tmp_path: Path) -> None:
     def refused(match: str, *more: Run) -> None:
         with pytest.raises(UsageError, match=match):
@@ -337,6 +338,7 @@ def test_recipes_that_differ_are_told(healthy: list[Run], tmp_path: Path) -> Non
     assert found.other_settings({**other.manifest, "config": {"lr": 7}}) == []
 
 
+@pytest.mark.slow
 def test_rules_that_no_file_can_hold_are_refused(healthy: list[Run]) -> None:
     for rules, why in (
         ((AlarmRule("a\nb", {"grad_norm.z": 1.0}, 1.0),), "cannot be printed on one line"),
@@ -356,6 +358,7 @@ def test_settings_and_folders_of_any_name(tmp_path: Path) -> None:
     assert Calibration.read(tmp_path / "mine.json").recipe == found.recipe
 
 
+@pytest.mark.slow
 def test_names_that_repeat_are_paths(healthy: list[Run], tmp_path: Path) -> None:
     train(tmp_path / "s0", 11)
     found = calibrate([*healthy, tmp_path / "s0"])

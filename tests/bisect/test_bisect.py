@@ -86,7 +86,8 @@ def test_clean_pairs_are_not_flagged(seed: int) -> None:
     assert str(same) == agree
 
 
-@pytest.mark.parametrize("sentences", rest_slow([64, 1024], {64}))
+@pytest.mark.slow
+@pytest.mark.parametrize("sentences", [64, 1024])
 def test_sums_over_many_tokens_are_no_fault_of_a_model_in_bfloat16(
     sentences: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +189,7 @@ def test_other_parameters_are_found_before_anything_is_computed(gpt: GPT) -> Non
     assert "parameter h.2.attn.c_proj.weight differs before anything is computed" in found.sentences()[0]
 
 
+@pytest.mark.slow
 def test_a_backward_that_differs_is_suspected_in_the_backward_pass(gpt: GPT) -> None:
     other = copy.deepcopy(gpt)
     inner: Any = other.get_submodule("h.2.mlp")

@@ -56,6 +56,7 @@ def test_data_are_the_same_where_the_files_that_a_source_names_are(tmp_path: Pat
         assert data_of(config_of("counted:9")) == "counted:9"
 
 
+@pytest.mark.slow
 def test_a_key_is_made_without_torch() -> None:
     check = (
         "import sys; from stabilitylab.sweep.identity import key_of; from stabilitylab.config import Config; "

@@ -49,8 +49,8 @@ def test_beam_1_is_greedy_search(arch, translator, sources) -> None:
     assert len({tuple(ids) for ids in expected}) > 1
 
 
-@pytest.mark.parametrize("kind", ["fairseq", "gnmt"])
-@pytest.mark.parametrize("penalty", rest_slow([-0.5, 0.0, 0.6, 2.0], [0.6, 2.0]))
+@pytest.mark.parametrize("kind", rest_slow(["fairseq", "gnmt"], ["fairseq"]))
+@pytest.mark.parametrize("penalty", rest_slow([-0.5, 0.0, 0.6, 2.0], [0.6]))
 @pytest.mark.parametrize("seed", rest_slow([1, 2], [1]))
 def test_a_beam_that_holds_everything_is_exhaustive_search(seed, penalty, kind, translator, shifted, sources) -> None:
     source, mask = sources
@@ -152,7 +152,7 @@ def test_the_bound_ends_a_search_before_the_longest_hypothesis(translator, shift
     assert len(steps) == 1
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "dlcl"}))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"dlcl"}))
 def test_a_batch_is_its_sentences_one_by_one(arch, translator, sources) -> None:
     source, mask = sources
     model = translator(arch, sharp=4.0, seed={"tfixup": 1}.get(arch, 0))  # one whose translations differ in length

@@ -71,7 +71,8 @@ def test_a_nan_that_was_written_is_the_cause_though_all_updates_are_equal(tmp_pa
     assert said[1].startswith("trying interventions: each, and each repeat")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(faults.ShiftedForGood, marks=pytest.mark.slow), faults.ShiftedWithDecoy])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [faults.ShiftedForGood, faults.ShiftedWithDecoy])
 def test_shifted_labels_are_the_cause_and_a_decoy_is_not(kind: type[Loop], tmp_path: Path) -> None:
     found = explained(kind, tmp_path)
     assert found.verdict == "cause", str(found)

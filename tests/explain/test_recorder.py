@@ -94,6 +94,7 @@ def test_a_black_box_is_read_without_pickles_and_refused_if_damaged(tmp_path: Pa
     assert "its digest is another" in said
 
 
+@pytest.mark.slow
 def test_a_trouble_keeps_its_own_box(tmp_path: Path) -> None:
     class Jumps(Loop):
         def between(self, t: int) -> None:

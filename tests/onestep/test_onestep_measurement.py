@@ -32,7 +32,7 @@ def changed(config: Config, **sections: Any) -> Config:
     return resolve(merge(config.model_dump(), sections))
 
 
-@pytest.mark.parametrize("arch", rest_slow(ARCHS, {"branchnorm", "dlcl"}))
+@pytest.mark.parametrize("arch", rest_slow(ARCHS, {"branchnorm"}))
 def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp_path: Path) -> None:
     config = config_of(arch)
     path = measure(config, tmp_path, "one")
@@ -84,6 +84,7 @@ class Nobody:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", rest_slow(["branchnorm", "admin", "preln"], ["admin"]))
 def test_the_ordinary_tables_are_row_0_of_a_training_run(arch: str, tmp_path: Path) -> None:
     config = changed(config_of(arch), train={"steps": 1}, probes={"names": ORDINARY})

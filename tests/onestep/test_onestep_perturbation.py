@@ -23,7 +23,7 @@ MEANS = ("hyper-connections", "hyper-connections-static", "mhc")  # n streams al
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("admin", "encoder"), ("preln", "decoder")]
 STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
 MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
-SOME = [("branchnorm", "encoder-decoder"), ("preln", "decoder")]
+SOME = [("preln", "decoder")]
 
 
 def recorded(subject: Subject) -> Filled:

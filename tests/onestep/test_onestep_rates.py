@@ -38,7 +38,7 @@ STILL = {  # what cannot move the output at once: it stands behind a factor or a
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("deepnorm", "encoder"), ("preln", "decoder")]
 STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
 MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
-SOME = [("branchnorm", "encoder-decoder"), ("preln", "decoder")]
+SOME = [("preln", "decoder")]
 
 
 def rates_of(subject: Subject) -> dict[str, float]:
@@ -111,7 +111,7 @@ def test_each_group_is_a_finite_difference_and_nearly_the_derivative(arch: str, 
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    rest_slow(product(("sgd", "adam"), ("postln", "branchnorm", "admin")), {("adam", "branchnorm"), ("sgd", "admin")}),
+    rest_slow(product(("sgd", "adam"), ("postln", "branchnorm", "admin")), {("adam", "branchnorm")}),
 )
 def test_all_is_the_first_step_of_the_optimizer_of_torch(arch: str, name: str) -> None:
     subject = subject_of(arch)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of
+from rest_slow import rest_slow
 
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
@@ -63,7 +64,7 @@ def test_they_are_told_at_probed_rows() -> None:
     assert "as at row 2," in said
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["optimizer given", "not given"])
+@pytest.mark.parametrize("given", rest_slow([True, False], [True]), ids=["optimizer given", "not given"])
 @pytest.mark.parametrize("zero", [AFTER, BEFORE_FORWARD, BEFORE_BACKWARD])
 @pytest.mark.parametrize("how", [{}, {"parts": 3}, pytest.param({"clip": True}, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("kind", ["to none", "to zero", "by data"])

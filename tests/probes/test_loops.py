@@ -162,7 +162,7 @@ def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimi
     "loop",
     [
         pytest.param(loop_with(last=for_its_generator), id="a discriminator"),
-        pytest.param(loop_with(first=in_a_block), id="watcher.off first"),
+        pytest.param(loop_with(first=in_a_block), id="watcher.off first", marks=pytest.mark.slow),
         pytest.param(loop_with(between=in_a_block), id="watcher.off between", marks=pytest.mark.slow),
         pytest.param(loop_with(first=raises), id="a forward that is retried", marks=pytest.mark.slow),
         pytest.param(loop_with(between=raises), id="a micro-batch that is left out"),

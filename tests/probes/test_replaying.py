@@ -110,6 +110,7 @@ def fail() -> None:
     raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end", rest_slow(["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"], ["_cuda_endAllocateToPool"])
 )  # new and old torch

@@ -192,7 +192,7 @@ def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        pytest.param(lambda n, seed: 0.2 + math.log(n), "reproduced", marks=pytest.mark.slow),
+        (lambda n, seed: 0.2 + math.log(n), "reproduced"),
         (lambda n, seed: n, "contradicted"),
         pytest.param(lambda n, seed: n ** (0.14 * seed), "inconclusive", marks=pytest.mark.slow),
     ],
@@ -242,7 +242,7 @@ def proportional(folder: Path, constant: Callable[[str, int, int], float], seeds
 @pytest.mark.parametrize(
     ("constant", "expected"),
     [
-        pytest.param(lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced", marks=pytest.mark.slow),
+        (lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced"),
         (lambda name, layers, seed: 1.0 if name == "admin" and layers == 3 else 1e-4, "contradicted"),
         pytest.param(
             lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4,

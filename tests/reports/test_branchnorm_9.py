@@ -134,9 +134,21 @@ def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], b
     [
         (lambda arch, seed, step, row: 0.5 - step / 100, "reproduced"),
         (lambda arch, seed, step, row: 0.1 + step / 100, "contradicted"),
-        (lambda arch, seed, step, row: 0.5 - step / 100 * (1 if seed > 3 else -1), "inconclusive"),
-        (lambda arch, seed, step, row: 0.5 - step / 100 * (1 if arch == "deepnorm" else -1), "contradicted"),
-        (lambda arch, seed, step, row: 0.5 + step / 100 * (1 if arch == "deepnorm" else -1), "reproduced"),
+        pytest.param(
+            lambda arch, seed, step, row: 0.5 - step / 100 * (1 if seed > 3 else -1),
+            "inconclusive",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda arch, seed, step, row: 0.5 - step / 100 * (1 if arch == "deepnorm" else -1),
+            "contradicted",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda arch, seed, step, row: 0.5 + step / 100 * (1 if arch == "deepnorm" else -1),
+            "reproduced",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_c44_sparser_with_training(tmp_path: Path, share: Share, verdict: str) -> None:

@@ -33,6 +33,7 @@ from branching import run as branching
 from in_memory import remembered
 from judged import SPREAD, by_depth, flat, models
 from making import Made, load, make_run
+from rest_slow import rest_slow
 
 from stabilitylab.reports import figures
 from stabilitylab.reports.base import MissingRuns
@@ -147,7 +148,7 @@ def check(ids: str, runs: Runs) -> None:
             assert effect["reproduced"] is effect["contradicted"] is None, f"{id}: {effect['effect']} has regions"
 
 
-@pytest.mark.parametrize(("ids", "make"), FOLDERS, ids=[ids for ids, _ in FOLDERS])
+@pytest.mark.parametrize(("ids", "make"), rest_slow(FOLDERS, FOLDERS[::2]), ids=[ids for ids, _ in FOLDERS])
 def test_every_effect_of_made_runs_has_its_conditions(tmp_path: Path, ids: str, make: Callable[[Path], None]) -> None:
     make(tmp_path)
     check(ids, load(tmp_path))

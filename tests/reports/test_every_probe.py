@@ -136,6 +136,7 @@ class NoPress:
     def shutdown(self, **_: object) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("foreign")
 def test_every_registered_probe_and_a_foreign_one_reach_the_page(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -302,6 +302,7 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
     assert browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", rest_slow([400, 1280], [400]))
 def test_nothing_sticks_out(browser: Browser, written: Path, width: int) -> None:
     browser.open(written, width=width)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from in_memory import remembered
 from making import make_run
+from rest_slow import rest_slow
 from scipy import stats
 
 from stabilitylab.errors import InputError
@@ -30,7 +31,7 @@ ABOVE, BELOW = Region(low=0), Region(high=-1)
     ("mean", "reproduced", "contradicted"),
     [(0.5, ABOVE, BELOW), (0.05, Region(-1.2, 1.2), None), (-0.6, ABOVE, BELOW), (0.0, Region(0.5, 3), Region(high=0))],
 )
-@pytest.mark.parametrize("n", [3, 6])
+@pytest.mark.parametrize("n", rest_slow([3, 6], [3]))
 def test_power_of_a_mean_is_what_simulation_finds(
     n: int, mean: float, reproduced: Region, contradicted: Region | None
 ) -> None:

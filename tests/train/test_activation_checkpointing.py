@@ -67,6 +67,7 @@ def test_a_run_is_the_same_bit_for_bit(arch: str, precision: str, tmp_path: Path
     assert set(Run.open(kept).frame("grad_norm")["step"]) == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", rest_slow(["encoder", "decoder"], ["decoder"]))
 def test_single_stacks_too(stack: str, tmp_path: Path) -> None:
     kept = start(prepared(f"model.stack={stack}"), tmp_path, "kept", Silent()).path

@@ -49,7 +49,7 @@ def evaluated(run: Run) -> list[int]:
         pytest.param(10, range(0, 21, 2), marks=pytest.mark.slow),
         pytest.param(4, (0, 5, 10, 15, 20), marks=pytest.mark.slow),
         (3, (0, 7, 14, 20)),  # ceil(k 20 / 3), and the row after training
-        (0, (0, 20)),  # the probes' own pass alone
+        pytest.param(0, (0, 20), marks=pytest.mark.slow),  # the probes' own pass alone
     ],
 )
 def test_evaluations_are_spread_evenly_apart_from_the_probes(count: int, rows: Any, tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_tokens_that_a_router_sends_to_experts_count_whatever_the_mask_says() ->
     assert recorded == pytest.approx(exact, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from inside torch._dynamo
 @pytest.mark.parametrize(
     ("name", "how"),
