@@ -182,6 +182,7 @@ def test_p5_is_of_ratios_of_rates_by_seed() -> None:
     assert found.said().endswith("n = 2; 3 of 4 rates lie beyond the grid)")
 
 
+@pytest.mark.slow
 def test_p5_is_asked_of_the_map_at_one_ramp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

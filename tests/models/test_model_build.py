@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rest_slow import rest_slow
 
 from stabilitylab.config import ModelConfig
 from stabilitylab.errors import ResourceError, UsageError
@@ -140,7 +141,11 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stack"), [(name, stack) for name in sorted(ARCHS) for stack in ARCHS[name].defined_for]
+    ("name", "stack"),
+    rest_slow(
+        [(name, stack) for name in sorted(ARCHS) for stack in ARCHS[name].defined_for],
+        [*((name, "encoder-decoder") for name in ARCHS), ("preln", "encoder"), ("postln", "decoder")],
+    ),
 )
 def test_parameter_count(name, stack) -> None:
     model = build_model(arch=name, stack=stack, depth=6, **VOCAB)

@@ -202,9 +202,14 @@ def test_shared_tables_carry_the_numbers_of_their_role(tie) -> None:
 
 @pytest.mark.parametrize(
     ("stack", "tie"),
-    [("encoder-decoder", "all"), *product(["encoder-decoder", "encoder", "decoder"], ["output", "none"])],
+    rest_slow(
+        [("encoder-decoder", "all"), *product(["encoder-decoder", "encoder", "decoder"], ["output", "none"])],
+        [("encoder-decoder", "all"), ("encoder", "none"), ("decoder", "output")],
+    ),
 )
-@pytest.mark.parametrize("switches", [{}, {"qk_norm": True, "norm": "rmsnorm"}], ids=["plain", "switched"])
+@pytest.mark.parametrize(
+    "switches", rest_slow([{}, {"qk_norm": True, "norm": "rmsnorm"}], [{}]), ids=["plain", "switched"]
+)
 @pytest.mark.parametrize("arch", sorted(ARCHS))
 def test_roles_partition_the_parameters(arch, stack, tie, switches, small) -> None:
     if stack not in ARCHS[arch].defined_for:

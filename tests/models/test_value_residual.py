@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rest_slow import rest_slow
 from test_arch_formulas import NEW, Written, assert_equals_plain
 from test_model_invariants import gradients
 
@@ -19,7 +20,7 @@ SIZES: dict[str, Any] = {"d_model": 16, "d_ffn": 32, "heads": 2, "source_vocab":
 OFF = (0.0, 1.0)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "learned"])
+@pytest.mark.parametrize("kind", rest_slow(["fixed", "learned"], ["learned"]))
 @pytest.mark.parametrize("arch", sorted({*NEW, "postln", "branchnorm", "admin"}))
 def test_forward_equals_the_formula_in_every_architecture(arch, kind, small, randomise, pairs) -> None:
     model = randomise(small(arch, depth=6, value_residual=kind, value_weights=(0.7, 0.4)).double())

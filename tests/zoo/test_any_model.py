@@ -28,7 +28,7 @@ CASES = {
     "scaler": {"scaled": True},
     "autocast": {"autocast": True, "dtype": torch.float32},
 }
-SOME = {*((name, "plain") for name in ZOO), *(("t5", case) for case in CASES)}
+SOME = {*((name, "plain") for name in [*ZOO][::2]), *(("t5", case) for case in CASES)}
 PAIRS = [(name, case) for name in ZOO for case in CASES if not ("recompute" in CASES[case] and name == "torch")]
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stabilitylab.probes import Watcher, find_sites
 from stabilitylab.probes.places.sites import Site
 
-FAST, ALL, UPDATES = 20, 500, 2
+FAST, ALL, UPDATES = 12, 500, 2
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
