@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 from edited_runs import edit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_cases import config, experiment, finishes, leave, left, planned
 
@@ -213,6 +213,7 @@ def test_configurations_survive_the_file(figure: str, tmp_path: Path) -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.text(string.punctuation + "\x00\x7f\n\t")
 
 
+@settings(deadline=None)
 @given(
     source=texts,
     names=st.lists(texts, max_size=3),
