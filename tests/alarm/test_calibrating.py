@@ -247,7 +247,6 @@ def test_an_alarm_that_did_not_see_the_beginning_claims_no_bound(mine: Path, tmp
     assert w.alarm.outside == "row 1 of this run is step 5, and step 0 in the calibrated runs"
 
 
-@pytest.mark.slow
 def test_runs_that_do_not_belong_together_are_refused_by_name(healthy: list[Run], tmp_path: Path) -> None:
     def refused(match: str, *more: Run) -> None:
         with pytest.raises(UsageError, match=match):
