@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import sys
 import warnings
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +28,6 @@ def quietly(picture: Picture, folder: Path, name: str, title: str, source: str) 
         paper.write(picture, folder, name, title, source)
 
 
-def _context() -> BaseContext:
-    """Returns how processes that print begin: on Linux as forks of a process that has imported what they need, which
-    every report of this process shares; elsewhere, where forks are unsafe or missing, each anew."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([quietly.__module__, f"{quietly.__module__.split('.')[0]}.reports.paper"])
-    return context
-
-
 class Press:
     """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time. A figure
     whose files stand and whose picture has not changed is not printed again.
@@ -50,7 +38,9 @@ class Press:
     def __init__(self, out: Path) -> None:
         self._out, self._folder = out, out / "figures"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._workers = ProcessPoolExecutor(min(WORKERS, os.cpu_count() or 1), _context())
+        spawn = multiprocessing.get_context("spawn")
+        count = min(WORKERS, os.cpu_count() or 1)
+        self._workers = ProcessPoolExecutor(count, spawn)
         self._printed = Printed(self._folder)
         self._printing: list[tuple[PageSection, Future[Any] | None]] = []
         self._fresh: dict[str, tuple[str, str, list[Path]]] = {}  # id -> what the list of printed figures gets
