@@ -60,8 +60,6 @@ def report(
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
-    if watch and place:
-        raise UsageError("--watch draws the histograms that moved most: leave out --place.")
     from ..reports.build import build
     from ..reports.page.live import watch as watched
     from ..stopping import stopping
@@ -86,7 +84,7 @@ def report(
                 said.add(sentence)
 
             said: set[str] = set()
-            built = watched(chosen, out, every, diagnosed=run or (), told=told, progress=progress)
+            built = watched(chosen, out, every, diagnosed=run or (), places=place, told=told, progress=progress)
         else:
             built = build(chosen, out, figures=figure or (), diagnosed=run or (), places=place, progress=progress)
     if as_json:

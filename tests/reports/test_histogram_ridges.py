@@ -16,6 +16,7 @@ from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.diagnosis import diagnose
 from stabilitylab.reports.figures.histograms.ridges import HistogramRidges
 from stabilitylab.reports.measures.histograms import HIGHEST, RIDGES, distances, ridges
+from stabilitylab.reports.page import live
 from stabilitylab.reports.page.sections import PageSection
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
@@ -127,8 +128,14 @@ def test_the_command_draws_the_places_that_are_chosen(run, tmp_path: Path) -> No
     assert any(text.endswith("weights of layers.1.bias") for text in headings)
     assert any(text.endswith("weights of layers.1.weight") for text in headings)
     assert (tmp_path / "report" / "figures" / "histograms-ridges.png").stat().st_size > 0
-    code, _, err = run("report", "runs", "--watch", "--place", "bias")
-    assert (code, err) == (2, "stabilitylab: --watch draws the histograms that moved most: leave out --place.\n")
+
+
+def test_the_page_of_a_run_that_goes_on_draws_them_too(tmp_path: Path) -> None:
+    recorded(tmp_path / "runs" / "a", [[bins(p0=8), bins(p0=8), bins(p0=2)], [bins(p1=8), bins(p4=8), bins(p0=2)]])
+    for places, drawn in (("", "weight"), ("bias", "bias")):
+        page, _ = live.write([tmp_path / "runs"], tmp_path / "report", 1.0, seen=live.LastPage(places=places))
+        headings = [text for _, text in Document(page).named("h4")]
+        assert [text.rpartition(".")[2] for text in headings if "weights of layers.1" in text] == [drawn]
 
 
 def test_the_table_by_depth_leaves_histograms_out(tmp_path: Path) -> None:

@@ -413,7 +413,9 @@ def test_a_run_that_ended_is_neither_read_nor_drawn_again(tmp_path: Path, monkey
     own(tmp_path / "runs", "changes", 1)
     drawn: list[str] = []
     diagnose = live.diagnose
-    monkeypatch.setattr(live, "diagnose", lambda record: drawn.append(record.name) or diagnose(record))
+    monkeypatch.setattr(
+        live, "diagnose", lambda record, **chosen: drawn.append(record.name) or diagnose(record, **chosen)
+    )
     seen = live.LastPage()
     live.write([tmp_path / "runs"], tmp_path / "report", 2.0, (), seen)
     live.write([tmp_path / "runs"], tmp_path / "report", 2.0, (), seen)

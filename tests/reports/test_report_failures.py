@@ -188,7 +188,7 @@ def test_an_error_of_a_runs_maps_is_a_line_of_the_page_while_runs_go_on(monkeypa
     for name in ("first", "second"):
         make_run(tmp_path / "runs", name, metrics={"loss": [3.0, 2.0, 1.0]}, kind="watched")
     drawn = live.diagnose
-    monkeypatch.setattr(live, "diagnose", lambda r: fails(r) if r.name == "first" else drawn(r))
+    monkeypatch.setattr(live, "diagnose", lambda r, places: fails(r) if r.name == "first" else drawn(r))
     document = Document(live.write([tmp_path / "runs"], tmp_path / "live", 1.0)[0])
     assert document.plots.keys() == {"run-second", "curves"}
     assert "run:first ValueError: no column 'x' in this table" in document.classed("ul", "missing")[-1][1]
@@ -219,7 +219,7 @@ def test_a_run_that_is_resumed_while_the_report_is_made_is_read_again(monkeypatc
     drawn = live.diagnose
     seen: list[int] = []
 
-    def resumed(record):
+    def resumed(record, places):
         seen.append(len(record.metrics))
         if len(seen) == 1:
             with RunWriter.resume(path, 1) as again:

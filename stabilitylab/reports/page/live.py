@@ -29,13 +29,15 @@ def watch(
     every: float = 5.0,
     *,
     diagnosed: Sequence[str] = (),
+    places: str = "",
     told: Callable[[str], None] = lambda sentence: None,
     progress: Progress = lambda what, done, of: None,
     quiet: float = QUIET,
 ) -> Built:
     """Write ``out/index.html`` every ``every`` seconds until no run has gone on for ``quiet`` seconds; then the whole
-    report. A folder without runs is waited for."""
-    last, seen = time.monotonic(), LastPage()
+    report. A folder without runs is waited for. ``places``: a regular expression of the places whose histograms are
+    drawn."""
+    last, seen = time.monotonic(), LastPage(places=places)
     while True:
         begun = time.monotonic()
         try:
@@ -48,14 +50,16 @@ def watch(
         now = time.monotonic()
         last = now if going else last
         if now - last >= quiet:
-            return build(folders, out, diagnosed=diagnosed, progress=progress)
+            return build(folders, out, diagnosed=diagnosed, places=places, progress=progress)
         time.sleep(max(min(every, quiet), SHARE * (now - begun)))
 
 
 @dataclass
 class LastPage:
-    """The runs of the last page, and the part of the page of each, so that only what has changed is made again."""
+    """The runs of the last page, and the part of the page of each, so that only what has changed is made again.
+    ``places``: a regular expression of the places whose histograms each part draws; "": of those that moved most."""
 
+    places: str = ""
     runs: Runs = field(default_factory=lambda: Runs(()))
     sections: dict[str, tuple[Record, PageSection]] = field(default_factory=dict)
 
@@ -65,7 +69,9 @@ class LastPage:
         before = self.sections.get(id)
         if before is not None and before[0] is record:
             return before[1]
-        section = PageSection(id, record.name, "one run, step by step", diagnose(record), {}, group="runs")
+        section = PageSection(
+            id, record.name, "one run, step by step", diagnose(record, places=self.places), {}, group="runs"
+        )
         section.check()
         self.sections[id] = record, section
         return section
