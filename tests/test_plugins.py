@@ -34,38 +34,53 @@ def stabilitylab(*arguments: str, cwd: Path, plugins: str = "") -> subprocess.Co
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
-def test_a_module_of_the_current_folder_is_named_on_the_line_or_in_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
-    for made in (
-        stabilitylab("--plugin", "myrules", "list", "detectors", "--json", cwd=tmp_path),
-        stabilitylab("list", "detectors", "--json", "--plugin=myrules", cwd=tmp_path),
-        stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="myrules"),
-    ):
-        listed = json.loads(made.stdout)
-        assert listed["from"]["detectors"]["mine"] == "myrules (--plugin)"
-        assert listed["from"]["detectors"]["plateau"] == "stabilitylab"
-    without = json.loads(stabilitylab("list", "detectors", "--json", cwd=tmp_path).stdout)
-    assert "mine" not in without["detectors"]
+SEVERAL = """
+import contextlib, io, json, sys
+from stabilitylab import cli
+
+made = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["stabilitylab", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            cli.main()
+        except SystemExit as end:
+            made.append([int(end.code or 0), out.getvalue(), err.getvalue()])
+print(json.dumps(made))
+"""
+
+
+def several(*commands: list[str], cwd: Path, plugins: str) -> list[tuple[int, str, str]]:
+    """(Exit code, stdout, stderr) of each command, all in one process."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), PLUGINS: plugins}
+    process = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)], cwd=cwd, env=env,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [tuple(each) for each in json.loads(process.stdout)]
 
 
 @pytest.mark.slow
-def test_one_that_fails_is_said_by_name_and_stops_nothing_else(tmp_path: Path) -> None:
+def test_modules_of_the_current_folder_are_named_on_the_line_and_in_the_environment(tmp_path: Path) -> None:
+    """One that fails, or takes a name that is taken, is said by name, is left out, and stops nothing else."""
     (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
+    (tmp_path / "after.py").write_text(DETECTOR.replace('"mine", "mine"', '"after", "mine"'), encoding="utf-8")
+    (tmp_path / "theirs.py").write_text(DETECTOR.replace('"mine", "mine"', '"theirs", "mine"'), encoding="utf-8")
+    (tmp_path / "clash.py").write_text(DETECTOR.replace('"mine", "mine"', '"plateau", "mine"'), encoding="utf-8")
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n", encoding="utf-8")
-    made = stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="broken,myrules")
-    assert made.returncode == 0
+    line = ("--plugin", "myrules", "list", "detectors", "--json", "--plugin=after")
+    made = stabilitylab(*line, cwd=tmp_path, plugins="broken,clash,theirs")
+    assert made.returncode == 0, made.stderr
     assert made.stderr.count("plug-in broken (--plugin) cannot be imported and is left out") == 1
     listed = json.loads(made.stdout)
-    assert "mine" in listed["detectors"]
+    origins = {"mine": "myrules", "after": "after", "theirs": "theirs"}
+    assert {name: listed["from"]["detectors"][name] for name in origins} == {
+        name: f"{module} (--plugin)" for name, module in origins.items()
+    }
+    assert listed["from"]["detectors"]["plateau"] == "stabilitylab"
+    assert listed["left_out"].keys() == {"broken (--plugin)", "clash (--plugin)"}
     assert "No module named 'no_such_module_anywhere'" in listed["left_out"]["broken (--plugin)"]
-
-
-@pytest.mark.slow
-def test_one_that_takes_a_name_that_is_taken_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "clash.py").write_text(DETECTOR.replace('"mine", "mine"', '"plateau", "mine"'), encoding="utf-8")
-    made = stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="clash")
-    assert "'plateau' is registered already" in json.loads(made.stdout)["left_out"]["clash (--plugin)"]
+    assert "'plateau' is registered already" in listed["left_out"]["clash (--plugin)"]
 
 
 def test_plugin_without_a_module_is_refused() -> None:
@@ -122,6 +137,8 @@ def test_what_a_script_defines_says_its_module() -> None:
 
 @pytest.mark.slow
 def test_every_kind_has_a_room(tmp_path: Path) -> None:
+    """A module of the current folder that nobody names is not looked at."""
+    (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
     listed = json.loads(stabilitylab("list", "--json", cwd=tmp_path).stdout)
     for kind in ("archs", "probes", "figures", "detectors", "signals", "sources", "sweeps", "commands"):
         assert listed["from"][kind].keys() == listed[kind].keys()
@@ -130,25 +147,6 @@ def test_every_kind_has_a_room(tmp_path: Path) -> None:
 
 
 EXAMPLE = ROOT / "examples" / "plugin" / "stabilitylab_example"
-
-
-@pytest.mark.slow
-def test_the_examples_figure_has_runs_that_are_planned_and_known_by_their_origin(tmp_path: Path) -> None:
-    package = tmp_path / EXAMPLE.name
-    shutil.copytree(EXAMPLE, package)
-    named = ",".join(f"{EXAMPLE.name}.{module}" for module in ("arch", "probe", "figure"))
-    made = stabilitylab("sweep", "example:1", "--print", cwd=tmp_path, plugins=named)
-    assert made.returncode == 0, made.stderr
-    lines = made.stdout.splitlines()
-    assert [re.findall(r"--name (\S+)", line) for line in lines] == [[f"damped-2-s{seed}"] for seed in (3, 4, 5)]
-    assert all(f"{PLUGINS}={named} " in line for line in lines)  # wherever they run, the plug-in is named
-    listed = json.loads(stabilitylab("list", "sweeps", "--json", cwd=tmp_path, plugins=named).stdout)
-    assert listed["from"]["sweeps"]["example:1"] == f"{EXAMPLE.name}.figure (--plugin)"
-    assert listed["sweeps"]["example:1"] == "Trains Damped, one layer a side, with three seeds."
-    refused = stabilitylab("sweep", "example:1", "--scale", "paper", cwd=tmp_path, plugins=named)
-    assert (refused.returncode, "example:1 has no runs at scale paper" in refused.stderr) == (2, True)
-
-
 UNMEASURED = """
 from stabilitylab.experiments import sweep
 
@@ -160,10 +158,28 @@ def nothing(ask):
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_cost_nobody_measured_says_so(tmp_path: Path) -> None:
+def test_the_examples_figure_has_runs_that_are_planned_and_known_by_their_origin(tmp_path: Path) -> None:
+    """A sweep whose cost nobody measured says so."""
+    shutil.copytree(EXAMPLE, tmp_path / EXAMPLE.name)
     (tmp_path / "unmeasured.py").write_text(UNMEASURED, encoding="utf-8")
-    made = stabilitylab("sweep", "unmeasured:1", "--minutes", "0", cwd=tmp_path, plugins="unmeasured")
-    assert "how long unmeasured:1 takes is unknown" in made.stderr
+    named = ",".join((*(f"{EXAMPLE.name}.{module}" for module in ("arch", "probe", "figure")), "unmeasured"))
+    made, listing, refused, unmeasured = several(
+        ["sweep", "example:1", "--print"],
+        ["list", "sweeps", "--json"],
+        ["sweep", "example:1", "--scale", "paper"],
+        ["sweep", "unmeasured:1", "--minutes", "0"],
+        cwd=tmp_path,
+        plugins=named,
+    )
+    assert made[0] == 0, made[2]
+    lines = made[1].splitlines()
+    assert [re.findall(r"--name (\S+)", line) for line in lines] == [[f"damped-2-s{seed}"] for seed in (3, 4, 5)]
+    assert all(f"{PLUGINS}={named} " in line for line in lines)  # wherever they run, the plug-in is named
+    listed = json.loads(listing[1])
+    assert listed["from"]["sweeps"]["example:1"] == f"{EXAMPLE.name}.figure (--plugin)"
+    assert listed["sweeps"]["example:1"] == "Trains Damped, one layer a side, with three seeds."
+    assert (refused[0], "example:1 has no runs at scale paper" in refused[2]) == (2, True)
+    assert "how long unmeasured:1 takes is unknown" in unmeasured[2]
 
 
 TAKEN = {
