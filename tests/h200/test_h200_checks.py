@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from loose_scripts import scripts_of
 
 from stabilitylab.config import resolve
 from stabilitylab.store import RunWriter
@@ -118,3 +120,17 @@ def test_runs_go_on_directly_where_updates_cannot_be_recorded(script, monkeypatc
     assert progress.sentence == "1 of 3 runs finished"
     assert place.graphs == "off"
     assert "all further runs go without CUDA graphs" in Path("log.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["capture", "memory-direct", "memory-recorded", "kernels"])
+def test_a_check_of_its_own_ends_well_on_a_cpu(script, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = next(check.command for check in script.checks.CHECKS if check.name == name)(script.at())
+    with scripts_of("results/h200", "benchmarks") as load:
+        one_check = load("one_check")
+        monkeypatch.setattr(sys, "argv", command[1:])
+        assert Path(command[1]) == Path(one_check.__file__)
+        assert one_check.main() == 0
+    entry = json.loads(Path(command[command.index("--out") + 1]).read_text())
+    assert entry["environment"]["torch"]
+    assert entry["rows"]

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -43,6 +44,19 @@ def test_the_length_is_decided_once(script, monkeypatch: pytest.MonkeyPatch) -> 
     place.state.decided["steps"] = 700
     monkeypatch.setattr(script.parts.sweep, "run", lambda *_, **__: pytest.fail("measured again"))
     assert script.parts.decided_steps(place, script.place.Clock(10)) == 700
+
+
+def test_the_length_is_decided_by_two_pilots(script, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, planned = script.at(), []
+
+    def run(jobs, **_):
+        planned.append([(job.out, job.experiment.config.train.steps, job.experiment.config.train.seed) for job in jobs])
+        return script.parts.sweep.Outcome([replace(job, state="finished") for job in jobs])
+
+    monkeypatch.setattr(script.parts.sweep, "run", run)
+    assert script.parts.decided_steps(place, script.place.Clock(10)) == 8
+    assert planned == [[(Path("pace/1-0"), 1, 102)], [(Path("pace/2-0"), 2, 102)]]
+    assert place.state.decided["steps"] == 8
 
 
 def test_the_best_rate_is_chosen_and_one_at_the_edge_is_followed_further(script, monkeypatch) -> None:

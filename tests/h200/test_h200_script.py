@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from rest_slow import EVERY
 
 MAKE = Path(__file__).resolve().parents[2] / "results" / "h200" / "make.py"
 
@@ -78,10 +79,15 @@ def files_of(out: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_trial_that_is_cut_goes_on_elsewhere_from_what_came_back(bare_machine) -> None:
-    """A bare machine, cut at any time (SIGKILL), and another one that has nothing but the files of the first."""
+def test_a_trial_that_is_cut_goes_on_elsewhere_from_what_came_back(bare_machine, script, run) -> None:
+    """A bare machine, cut at any time (SIGKILL), and another one that has nothing but the files of the first.
+
+    Of what is made alike, a part is there before it begins; with ``EVERY=1`` nothing is.
+    """
     bare_machine.carry("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "plotly")
     folder = bare_machine.folder
+    if not EVERY:
+        begin(script, run, folder / "one")
     command = ["--smoke", "--minutes", "20"]
     cut = bare_machine.start(*command, "--out", "first", "--work", "one")
     deadline = time.monotonic() + 900
@@ -116,9 +122,31 @@ def test_a_trial_that_is_cut_goes_on_elsewhere_from_what_came_back(bare_machine)
     assert str(folder) not in "".join((work / "h200" / name).read_text() for name in ("log.txt", "runs.csv"))
     alone = bare_machine.make("--smoke", "--part", "figure3", "--out", "third", "--carried", "nothing-but-wheels")
     assert alone.returncode == 5  # without its wheels
-    last = bare_machine.make(*command, "--out", "second", "--work", "two")  # all is complete: nothing is made again
+    # All is complete: nothing is made again. Without --part, the tables and figures are.
+    last = bare_machine.make(*command, "--out", "second", "--work", "two", "--part", "figure5")
     assert last.returncode == 0
-    assert "part figure5" not in last.stdout
+    assert "figure5 is complete" in last.stdout
+    assert "part figure5: " not in last.stdout
+
+
+def begin(script, run, work: Path) -> None:
+    """What a call has left in ``work``: checks, a benchmark and pilots that other tests try."""
+    place = script.at(work)
+    command = script.checks.short_run("recorded", "on")(place)
+    assert run(*command[command.index("stabilitylab") + 1 :])[0] == 0
+    shutil.copytree(work / "pairs" / "recorded-1", work / "pairs" / "again-1")
+    names = ("fsdp", "capture", "recorded", "again", "compared-again", "memory-direct", "memory-recorded", "kernels")
+    place.state.decided["checks"] = dict.fromkeys(names, "done")
+    place.state.decided["benchmarks"] = {"shared_gpu": "done"}
+    place.state.decided["steps"] = 8
+    first = script.parts.arms_of(place)[0]
+    place.state.decided["choice"] = {arm: {} for arm in script.parts.arms_of(place)}
+    rate, seed = script.parts.one_gpu.RATES[0], script.parts.protocol.CHOICE_SEEDS[0]
+    place.state.decided["choice"][first] = {f"{rate:g}": {str(seed): 4.0}}
+    place.state.save()
+    for left in ("checks/kernels.json", "benchmarks/shared_gpu.md"):
+        (work / left).parent.mkdir(exist_ok=True)
+        (work / left).write_text("{}")
 
 
 def text_of(path: Path) -> str:
