@@ -34,13 +34,28 @@ def test_ratios_are_of_the_median_of_one_run_alone(shared_gpu: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_at_a_time_on_the_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--counts", "2", "--depth", "2", "--seconds", "0.2"]
-    ended = subprocess.run([*command, "--out", str(tmp_path / "t")], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+def test_two_runs_at_a_time_on_the_cpu(shared_gpu: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    rate, used = shared_gpu.together(2, "cpu", 2, 0.2)
+    assert rate > 0, capfd.readouterr().err
+    assert used == 0
+
+
+def test_counts_go_up_and_down_again_in_each_round(
+    shared_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[Any, ...]] = []
+
+    def together(*own: Any) -> tuple[float, int]:
+        measured.append(own)
+        return 10.0 * own[0], 0
+
+    monkeypatch.setattr(shared_gpu, "together", together)
+    flags = ["--device", "cpu", "--counts", "2", "--depth", "2", "--seconds", "0.2", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--out", str(tmp_path / "t")])
+    shared_gpu.main()
+    assert measured == [(count, "cpu", 2, 0.2) for count in (1, 2, 2, 1, 1, 2, 2, 1)]
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|", (tmp_path / "t.md").read_text(), re.MULTILINE)
-    assert [count for count, _ in rows] == ["1", "2"]
-    assert all(float(rate) > 0 for _, rate in rows)
+    assert rows == [("1", "10.00"), ("2", "20.00")]
 
 
 @pytest.mark.slow
