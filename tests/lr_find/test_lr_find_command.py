@@ -170,7 +170,7 @@ def test_several_processes_find_the_same(mine, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(mine, tmp_path: Path, jobs: str) -> None:
-    command = [sys.executable, "-m", "stabilitylab", "lr-find", "mine:ready", "--horizon", "1000", "--jobs", jobs]
+    command = [sys.executable, "-m", "stabilitylab", "lr-find", "mine:ready", "--horizon", "300", "--jobs", jobs]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         trials = tmp_path / "runs" / "lr-find-mine-ready" / "trials.jsonl"
         until = time.monotonic() + 120
@@ -180,9 +180,9 @@ def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(mine, tmp_path: Path, job
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "SIGINT stopped the search" in out
-    code, out, err = mine("mine:ready", "--horizon", "1000", "--resume", "--updates", "40000")
+    code, out, err = mine("mine:ready", "--horizon", "300", "--resume", "--updates", "12000")
     assert code == 0
-    assert "after 1,000 updates" in " ".join(out.split())
+    assert "after 300 updates" in " ".join(out.split())
 
 
 @pytest.mark.slow
