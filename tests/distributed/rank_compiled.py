@@ -20,7 +20,7 @@ from stabilitylab.probes import Watcher
 COMPILED_CASES: dict[str, Callable[[Path], Any]] = {}
 
 
-def train_compiled(kind: str, watched: str = "it", steps: int = 3) -> dict[str, Any]:
+def train_compiled(kind: str, watched: str = "it", steps: int = 2) -> dict[str, Any]:
     """``kind``: "one" process, or DDP in "several" buckets, or in one ("whole"). ``watched``: what torch.compile
     returned ("it"), the model "before" torch.compile, or "no"."""
     torch._dynamo.reset()
