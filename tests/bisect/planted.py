@@ -133,7 +133,7 @@ FAULTS: dict[str, tuple[Edit, str]] = {
     "1 % error": (after("h.2.attn", noisy(0.01)), "h.2.attn"),
     "wrong scale": (setting("h.1.attn", "scale", WIDTH**-0.5), "h.1.attn"),
     "missing bias": (_without_bias, "h.1.mlp.c_fc"),
-    "eps of a norm": (setting("h.3.ln_1", "eps", 1e-2), "h.3.ln_1"),
+    "eps of a norm": (setting("h.2.ln_1", "eps", 1e-2), "h.2.ln_1"),
     "mask off by one": (setting("h.0.attn", "shift", 1), "h.0.attn"),
 }
 

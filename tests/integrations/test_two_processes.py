@@ -57,8 +57,8 @@ CASES = {"hugging_face": hugging_face, "accelerated": accelerated}
 
 
 def launch(case: str, out: Path, ranks: int) -> None:
-    tests = Path(__file__).resolve().parent
-    path = os.pathsep.join((str(tests.parents[1]), str(tests)))
+    here, tests, root, *_ = Path(__file__).resolve().parents
+    path = os.pathsep.join(map(str, (root, tests, here)))
     command = [sys.executable, __file__, case, str(out), str(ranks)]
     if ranks > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
