@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 EVERY = os.environ.get("EVERY", "") not in ("", "0")
 SOME_ARCHS = frozenset({"branchnorm", "resi-dual", "layernorm-scaling", "dlcl"})  # one of each way to add a branch
 MORE_ARCHS = SOME_ARCHS | {"admin", "normformer", "sandwich", "rezero"}  # and of each kind of gain and place of a norm
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)  # one case, given by its parameters
 
 
 def rest_slow(
@@ -31,4 +35,4 @@ def _slow(value: Any, always: bool) -> Any:
 
 def long(*value: Any) -> Any:
     """One parameter, a tuple, marked slow."""
-    return pytest.param(value, marks=pytest.mark.slow)
+    return slow(value)

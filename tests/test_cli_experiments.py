@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rest_slow import slow
 
 from stabilitylab import experiments
 from stabilitylab.config import read_config_file, resolve
@@ -92,7 +93,7 @@ def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
         (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),
         (["sweep", "branchnorm:8", "--set", "train.lr=1"], "--set goes with --grid"),
         (["sweep", "--grid", "arch=postln", "--seeds", "3"], "--seeds goes with figures"),
-        pytest.param(["sweep", "--grid", "arch=nonsense"], "unknown architecture", marks=pytest.mark.slow),
+        slow(["sweep", "--grid", "arch=nonsense"], "unknown architecture"),
         (["evaluate", "a", "b"], "one run at a time"),
         (["evaluate", "a", "--paired"], "at least two"),
     ],

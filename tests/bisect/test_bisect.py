@@ -23,7 +23,7 @@ from planted import (
     reference_model,
     setting,
 )
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from torch import Tensor, nn
 
 import stabilitylab as sl
@@ -255,9 +255,7 @@ class Ported(nn.Module):
     "maps",
     [
         (),
-        pytest.param(
-            (r"^blocks=h", r"^tokens=wte", r"^positions=wpe", r"^final=ln_f", r"^unembed=head"), marks=pytest.mark.slow
-        ),
+        slow((r"^blocks=h", r"^tokens=wte", r"^positions=wpe", r"^final=ln_f", r"^unembed=head")),
     ],
 )
 def test_other_names_are_paired_by_structure_or_by_a_map(gpt: GPT, maps: tuple[str, ...]) -> None:

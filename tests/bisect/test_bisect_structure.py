@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted import HEADS, VOCAB, WIDTH, ids, loss_of
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from torch import Tensor, nn
 
 import stabilitylab as sl
@@ -129,9 +129,7 @@ def test_a_correct_port_in_other_names_differs_by_rounding_alone(attention: type
         assert "Some names differ: modules were paired by equal parameters" in str(found)
 
 
-@pytest.mark.parametrize(
-    "maps", [pytest.param((), marks=pytest.mark.slow), (r"^layers\.(\d)=blocks.\1", r"\.mlp\.up=.f1", r"\.after=.n2")]
-)
+@pytest.mark.parametrize("maps", [slow(()), (r"^layers\.(\d)=blocks.\1", r"\.mlp\.up=.f1", r"\.after=.n2")])
 def test_a_fault_of_such_a_port_is_named_in_the_names_of_both(maps: tuple[str, ...]) -> None:
     model = flat()
     other = ported(model, Fused)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from invented_text import Writer, invented
+from rest_slow import slow
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def write_pair(tmp_path: Path) -> Writer:
     return write
 
 
-@pytest.fixture(params=["generated", pytest.param("multi30k", marks=pytest.mark.slow)])
+@pytest.fixture(params=["generated", slow("multi30k")])
 def parallel(request: pytest.FixtureRequest, write_pair: Writer) -> tuple[Path, Path]:
     """Two files of parallel text: Multi30k German-English where it is at hand, and always its generated twin."""
     if request.param == "multi30k":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diagnose_cases import Copier, found, kinds, only, train
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 from stabilitylab.changes import LoopChange, changes_of
 from stabilitylab.changes.flags import attribute_changes
@@ -97,13 +97,13 @@ class Restored:
             at(setting(betas=(0.5, 0.999))),
             "optimizer_setting", "change of an optimizer setting", "from [0.9, 0.999] to [0.5, 0.999] at step 33",
         ),
-        pytest.param(
+        slow(
             at(setting(eps=1e-3)),
-            "optimizer_setting", "change of an optimizer setting", "from 1e-08 to 0.001", marks=pytest.mark.slow,
+            "optimizer_setting", "change of an optimizer setting", "from 1e-08 to 0.001",
         ),
-        pytest.param(
+        slow(
             at(setting(weight_decay=1.0)),
-            "optimizer_setting", "change of an optimizer setting", "from 0.01 to 1.0", marks=pytest.mark.slow,
+            "optimizer_setting", "change of an optimizer setting", "from 0.01 to 1.0",
         ),
         (
             at(lambda model, optimizer: model.layers[1].requires_grad_(False)),
@@ -114,10 +114,9 @@ class Restored:
             at(lambda model, optimizer: model.eval()),
             "eval_mode", "eval mode while training", "the model was in eval mode from step 33 on",
         ),
-        pytest.param(
+        slow(
             at(lambda model, optimizer: model.get_submodule("layers.0.attn").eval()),
             "eval_mode", "eval mode while training", "2 modules were in eval mode from step 33 on: layers.0.attn",
-            marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip
@@ -156,7 +155,7 @@ def test_another_number_of_micro_batches_is_named_after_the_probed_row_before(tm
     "rate",
     [
         lambda t: 3e-3 * 0.5 * (1 + math.cos(math.pi * (t % 40) / 40)),  # cosine
-        pytest.param(lambda t: 3e-3 * min(1, (t % 40 + 1) / 10), marks=pytest.mark.slow),  # warm-up, then constant
+        slow(lambda t: 3e-3 * min(1, (t % 40 + 1) / 10)),  # warm-up, then constant
     ],
 )
 def test_a_schedule_that_begins_again_is_named(rate: Callable[[int], float], tmp_path: Path) -> None:
@@ -203,14 +202,12 @@ def frozen_from_the_start(t: int, model: Copier, optimizer: torch.optim.Optimize
     ("fault", "given"),
     [
         (None, {}),
-        pytest.param(None, {"sgd": True}, marks=pytest.mark.slow),
+        slow(None, {"sgd": True}),
         (evaluated, {}),
-        pytest.param(frozen_from_the_start, {}, marks=pytest.mark.slow),
-        pytest.param(None, {"rate": lambda t: 3e-3 * min(1, (t + 1) / 20)}, marks=pytest.mark.slow),
+        slow(frozen_from_the_start, {}),
+        slow(None, {"rate": lambda t: 3e-3 * min(1, (t + 1) / 20)}),
         (None, {"rate": lambda t: 3e-3 * 0.5 * (1 - math.cos(math.pi * min(t, 20) / 20))}),
-        pytest.param(
-            None, {"rate": lambda t: 3e-3 / (2 if t > 20 else 1) / (2 if t > 30 else 1)}, marks=pytest.mark.slow
-        ),
+        slow(None, {"rate": lambda t: 3e-3 / (2 if t > 20 else 1) / (2 if t > 30 else 1)}),
         (None, {"parts": lambda t: 2}),
     ],
     ids=["adamw", "sgd", "evaluated", "frozen at start", "warm-up", "cosine warm-up", "steps down", "two parts"],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rank_toys import extra_probes, train
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 
 @cache
@@ -58,10 +58,10 @@ def test_step_0_in_float32(ranks: Any, kind: str) -> None:
     [
         ("ddp_updates", {}),
         ("fsdp_updates", {}),
-        pytest.param("columns_updates", {"steps": 3}, marks=pytest.mark.slow),
-        pytest.param("hsdp_updates", {"steps": 3}, marks=pytest.mark.slow),
-        pytest.param("hsdp-flat_updates", {"steps": 3}, marks=pytest.mark.slow),
-        pytest.param("ddp_accumulated", {"steps": 2, "accumulate": 2}, marks=pytest.mark.slow),
+        slow("columns_updates", {"steps": 3}),
+        slow("hsdp_updates", {"steps": 3}),
+        slow("hsdp-flat_updates", {"steps": 3}),
+        slow("ddp_accumulated", {"steps": 2, "accumulate": 2}),
         ("fsdp_accumulated", {"steps": 2, "accumulate": 2}),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from faults import FIRST
 from loops import Loop, batch, loss_fn, recorder, train
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 import stabilitylab as sl
 from stabilitylab.explain import black_box
@@ -45,13 +45,13 @@ def audited(kind: type[Loop], path: Path, given: Recorder | None = None) -> Audi
     ("kind", "found", "place", "steps"),
     [
         (faults.DoubledRate, "rate", "optimizer 0 group 0", {FIRST}),
-        pytest.param(faults.ChangedBeta, "setting", "optimizer 0 group 0 betas", {FIRST}, marks=pytest.mark.slow),
+        slow(faults.ChangedBeta, "setting", "optimizer 0 group 0 betas", {FIRST}),
         (faults.ResetMoments, "optimizer reset", "optimizer 0 group 0", {FIRST}),
         (faults.FlippedGradient, "gradient sign", "blocks.1.up.weight", {FIRST}),
         (faults.NoZeroGrad, "gradients added", "the whole model", {FIRST + 1}),
-        pytest.param(faults.FrozenLayer, "frozen", "blocks.0", {FIRST}, marks=pytest.mark.slow),
+        slow(faults.FrozenLayer, "frozen", "blocks.0", {FIRST}),
         (faults.WrittenWeight, "state written", "blocks.0.out.weight", {FIRST}),
-        pytest.param(faults.DropoutInEval, "mode", "blocks", {FIRST}, marks=pytest.mark.slow),
+        slow(faults.DropoutInEval, "mode", "blocks", {FIRST}),
         (faults.OtherForward, "forward", "blocks.1.down", {FIRST}),
         (faults.DoubledUpdate, "update scale", "the whole model", {FIRST}),
     ],

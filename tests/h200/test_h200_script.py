@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from rest_slow import EVERY
+from rest_slow import EVERY, slow
 
 MAKE = Path(__file__).resolve().parents[2] / "results" / "h200" / "make.py"
 
@@ -27,15 +27,14 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        pytest.param(
+        slow(
             ["--data", "nowhere"],
             4,
             "has no train.de.gz: name a folder with train, val, test_2016_flickr",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(["--data", "half"], 4, "has no val.en.gz", marks=pytest.mark.slow),
-        pytest.param([], 2, "name the corpus with --data PATH/multi30k, or give --smoke", marks=pytest.mark.slow),
-        pytest.param(["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0", marks=pytest.mark.slow),
+        slow(["--data", "half"], 4, "has no val.en.gz"),
+        slow([], 2, "name the corpus with --data PATH/multi30k, or give --smoke"),
+        slow(["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0"),
         (["--smoke", "--part", "nonsense"], 2, "invalid choice"),
         (["--smoke", "--occasion", "9"], 2, "invalid choice"),
     ],

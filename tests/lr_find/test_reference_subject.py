@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rest_slow import slow
 
 from stabilitylab.config import merge, resolve
 from stabilitylab.data import load_data
@@ -28,14 +29,13 @@ SMALL = {
     ("arch", "more"),
     [
         ("rezero", {}),
-        pytest.param("subln", {"train": {"schedule": "linear", "accumulate": 2}}, marks=pytest.mark.slow),
-        pytest.param("admin", {"train": {"optimizer": "radam"}}, marks=pytest.mark.slow),
-        pytest.param(
+        slow("subln", {"train": {"schedule": "linear", "accumulate": 2}}),
+        slow("admin", {"train": {"optimizer": "radam"}}),
+        slow(
             "completep",
             {"model": {"options": {"a": 0.5, "base_layers": 1}}, "train": {"weight_decay": 0.3}},
-            marks=pytest.mark.slow,
         ),
-        pytest.param("keel", {"model": {"design": "llama"}}, marks=pytest.mark.slow),
+        slow("keel", {"model": {"design": "llama"}}),
     ],
 )
 def test_a_trial_is_the_run_of_probe(tmp_path: Path, arch: str, more: dict) -> None:

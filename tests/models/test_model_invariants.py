@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from torch import Tensor
 
 from stabilitylab.models import Residual, Transformer, build_model, deepnorm_constants
@@ -219,8 +219,8 @@ def test_preln_variance_is_the_sum_of_the_branches(small) -> None:
 @pytest.mark.parametrize(
     ("arch", "squared"),
     [
-        pytest.param("postln", 1.0, marks=pytest.mark.slow),
-        pytest.param("deepnorm", math.sqrt(2 * 12), marks=pytest.mark.slow),
+        slow("postln", 1.0),
+        slow("deepnorm", math.sqrt(2 * 12)),
         ("branchnorm", 1.0),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
@@ -66,7 +66,7 @@ def test_they_are_told_at_probed_rows() -> None:
 
 @pytest.mark.parametrize("given", rest_slow([True, False], [True]), ids=["optimizer given", "not given"])
 @pytest.mark.parametrize("zero", [AFTER, BEFORE_FORWARD, BEFORE_BACKWARD])
-@pytest.mark.parametrize("how", [{}, {"parts": 3}, pytest.param({"clip": True}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("how", [{}, {"parts": 3}, slow({"clip": True})], ids=str)
 @pytest.mark.parametrize("kind", ["to none", "to zero", "by data"])
 def test_a_loop_that_zeroes_is_not_accused(kind: str, how: dict[str, Any], zero: str, given: bool) -> None:
     torch.manual_seed(0)

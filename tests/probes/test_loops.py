@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of
+from rest_slow import slow
 from torch import Tensor
 
 import stabilitylab as sl
@@ -162,9 +163,9 @@ def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimi
     "loop",
     [
         pytest.param(loop_with(last=for_its_generator), id="a discriminator"),
-        pytest.param(loop_with(first=in_a_block), id="watcher.off first", marks=pytest.mark.slow),
-        pytest.param(loop_with(between=in_a_block), id="watcher.off between", marks=pytest.mark.slow),
-        pytest.param(loop_with(first=raises), id="a forward that is retried", marks=pytest.mark.slow),
+        slow(loop_with(first=in_a_block), id="watcher.off first"),
+        slow(loop_with(between=in_a_block), id="watcher.off between"),
+        slow(loop_with(first=raises), id="a forward that is retried"),
         pytest.param(loop_with(between=raises), id="a micro-batch that is left out"),
         cached,
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from probe_toys import ListSink
-from rest_slow import SOME_ARCHS, rest_slow
+from rest_slow import SOME_ARCHS, rest_slow, slow
 from torch import Tensor, nn
 
 from stabilitylab.models import ARCHS, Transformer, build_model
@@ -52,7 +52,7 @@ def trained(model: nn.Module, sink: ListSink | None) -> list[Tensor]:
 SWITCHED = {"qk_norm": True, "norm": "rmsnorm", "value_residual": "learned"}
 
 
-@pytest.mark.parametrize("switches", [{}, pytest.param(SWITCHED, marks=pytest.mark.slow)], ids=["plain", "switched"])
+@pytest.mark.parametrize("switches", [{}, slow(SWITCHED)], ids=["plain", "switched"])
 @pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), SOME_ARCHS | {"mhc", "attnres", "siamese-norm"}))
 def test_a_watched_model_trains_bit_for_bit_and_fills_every_table(arch, switches) -> None:
     sink = ListSink()

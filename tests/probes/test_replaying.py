@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes._engine.device_recorder import attempt, why
@@ -170,10 +170,9 @@ def test_a_capture_whose_graph_could_not_be_made_executable_is_given_back_once(m
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
-        pytest.param(
+        slow(RuntimeError("CUDA error: out of memory")),
+        slow(
             RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
-            marks=pytest.mark.slow,
         ),
     ],
 )

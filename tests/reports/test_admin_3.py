@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from making import Made, load, make_run, sublayer_rows
+from rest_slow import slow
 
 from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, figures
@@ -104,12 +105,12 @@ def test_without_gradients_the_figure_names_the_command(tmp_path: Path) -> None:
     [
         ("C01", "postln", "decoder", 0.003, EVEN, "reproduced"),
         ("C01", "postln", "decoder", 0.9, EVEN, "contradicted"),
-        pytest.param("C01", "postln", "decoder", 0.1, EVEN, "not reproduced", marks=pytest.mark.slow),
-        pytest.param("C01", "postln", "decoder", 0.003, WILD, "inconclusive", marks=pytest.mark.slow),
+        slow("C01", "postln", "decoder", 0.1, EVEN, "not reproduced"),
+        slow("C01", "postln", "decoder", 0.003, WILD, "inconclusive"),
         ("C02", "postln", "encoder", 2.0, EVEN, "reproduced"),
         ("C02", "postln", "encoder", 0.01, EVEN, "contradicted"),
-        pytest.param("C02", "postln", "encoder", 20.0, EVEN, "not reproduced", marks=pytest.mark.slow),
-        pytest.param("C02", "postln", "encoder", 2.0, WILD, "inconclusive", marks=pytest.mark.slow),
+        slow("C02", "postln", "encoder", 20.0, EVEN, "not reproduced"),
+        slow("C02", "postln", "encoder", 2.0, WILD, "inconclusive"),
     ],
 )
 def test_vanishing_at_initialisation(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from making import Made, load, make_run, sublayer_rows
+from rest_slow import slow
 
 from stabilitylab.experiments import command
 from stabilitylab.models.archs.deepnorm import deepnorm_constants
@@ -175,9 +176,9 @@ def grow(folder: Path, arch: str, shape: Callable[[int, int], float]) -> None:
     ("shape", "expected"),
     [
         (lambda n, seed: n, "reproduced"),
-        pytest.param(lambda n, seed: n**0.5, "not reproduced", marks=pytest.mark.slow),
+        slow(lambda n, seed: n**0.5, "not reproduced"),
         (lambda n, seed: n**1.6, "contradicted"),  # grows, but faster than N
-        pytest.param(lambda n, seed: n ** (0.6 * seed - 1.1), "inconclusive", marks=pytest.mark.slow),
+        slow(lambda n, seed: n ** (0.6 * seed - 1.1), "inconclusive"),
     ],
 )
 def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float], expected: str) -> None:
@@ -194,7 +195,7 @@ def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float
     [
         (lambda n, seed: 0.2 + math.log(n), "reproduced"),
         (lambda n, seed: n, "contradicted"),
-        pytest.param(lambda n, seed: n ** (0.14 * seed), "inconclusive", marks=pytest.mark.slow),
+        slow(lambda n, seed: n ** (0.14 * seed), "inconclusive"),
     ],
 )
 def test_preln_and_admin_grow_logarithmically(
@@ -244,10 +245,9 @@ def proportional(folder: Path, constant: Callable[[str, int, int], float], seeds
     [
         (lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced"),
         (lambda name, layers, seed: 1.0 if name == "admin" and layers == 3 else 1e-4, "contradicted"),
-        pytest.param(
+        slow(
             lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4,
             "not reproduced",
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from branching import run
 from making import load, make_run
+from rest_slow import slow
 
 from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
@@ -167,10 +168,10 @@ def test_admins_shares(tmp_path: Path, exponent: float, spread: float, expected:
 @pytest.mark.parametrize(
     ("initial", "trained", "expected"),
     [
-        pytest.param(4.0, 1.5, "reproduced", marks=pytest.mark.slow),
+        slow(4.0, 1.5, "reproduced"),
         (0.5, 1.5, "reproduced"),  # what is so at initialisation is described
         (4.0, 0.8, "contradicted"),
-        pytest.param(4.0, 1.1, "not reproduced", marks=pytest.mark.slow),
+        slow(4.0, 1.1, "not reproduced"),
     ],
 )
 def test_postln_relies_on_its_own_branch(tmp_path: Path, initial: float, trained: float, expected: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from branching import run
 from making import load
+from rest_slow import slow
 
 from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
@@ -75,10 +76,10 @@ def test_a_mixture_of_all_layers_has_no_map(tmp_path: Path) -> None:
     ("apart", "trained", "expected"),
     [
         (1.1, 1.6, "reproduced"),
-        pytest.param(1 / 1.1, 1.6, "reproduced", marks=pytest.mark.slow),  # which is the larger does not matter
+        slow(1 / 1.1, 1.6, "reproduced"),  # which is the larger does not matter
         (1.1, 0.8, "contradicted"),
-        pytest.param(1.7, 1.6, "reproduced", marks=pytest.mark.slow),  # how far they are apart at first is described
-        pytest.param(1.1, 1.1, "not reproduced", marks=pytest.mark.slow),
+        slow(1.7, 1.6, "reproduced"),  # how far they are apart at first is described
+        slow(1.1, 1.1, "not reproduced"),
     ],
 )
 def test_admin_starts_as_preln_and_ends_with_more_of_its_own(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_memory import remembered
+from rest_slow import slow
 
 from stabilitylab.experiments import command, experiments
 from stabilitylab.labels import label
@@ -144,9 +145,9 @@ def failing(postln: int, preln: int = 0) -> Ends:
     [
         (27, 0, "reproduced"),  # 9 of 15 at each of three seeds: from .26
         (21, 0, "inconclusive"),  # 7 of 15: from .17; counted over runs it was .32
-        pytest.param(21, 15, "inconclusive", marks=pytest.mark.slow),
-        pytest.param(0, 0, "inconclusive", marks=pytest.mark.slow),  # 45 runs, but three seeds: up to .31
-        pytest.param(27, 20, "reproduced", marks=pytest.mark.slow),  # Pre-LN's stands beside it
+        slow(21, 15, "inconclusive"),
+        slow(0, 0, "inconclusive"),  # 45 runs, but three seeds: up to .31
+        slow(27, 20, "reproduced"),  # Pre-LN's stands beside it
     ],
 )
 def test_preln_survives(postln: int, preln: int, expected: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from in_memory import UNIGRAM, rejudge, remembered
 from judged import SEEDS, SPREAD, verdict
 from making import load, make_run
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 from stabilitylab.reports.base import DIVERGED, STUCK, Map, MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
@@ -205,12 +205,11 @@ def grid(lost: Callable[[str, int, float, int], bool], rates: Sequence[float] = 
         (lambda arch, warmup, lr, seed: arch == "deepnorm" and warmup == 0, "reproduced"),
         (lambda arch, warmup, lr, seed: arch == "branchnorm" and warmup == 0, "contradicted"),
         # both fail in the same cells: as tolerant
-        pytest.param(lambda arch, warmup, lr, seed: warmup == 0, "not reproduced", marks=pytest.mark.slow),
-        pytest.param(lambda arch, warmup, lr, seed: False, "not reproduced", marks=pytest.mark.slow),  # neither does
-        pytest.param(
+        slow(lambda arch, warmup, lr, seed: warmup == 0, "not reproduced"),
+        slow(lambda arch, warmup, lr, seed: False, "not reproduced"),  # neither does
+        slow(
             lambda arch, warmup, lr, seed: arch == "deepnorm" and warmup == 0 and seed == 3,
             "inconclusive",
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -276,9 +275,9 @@ def sensitive(branchnorm: Callable[[float, int], float], rates: Sequence[float] 
     [
         (0.01, 0.0025 - 0.025, "reproduced"),
         (0.2, 0.05 - 0.025, "contradicted"),
-        pytest.param(0.1, 0.0, "not reproduced", marks=pytest.mark.slow),
+        slow(0.1, 0.0, "not reproduced"),
         # stands at the unigram baseline, 6
-        pytest.param(math.inf, (1 + 0) / 4 - 0.025, "contradicted", marks=pytest.mark.slow),
+        slow(math.inf, (1 + 0) / 4 - 0.025, "contradicted"),
     ],
 )
 def test_c48_is_a_difference_of_mean_losses(worst: float, difference: float, expected: str) -> None:

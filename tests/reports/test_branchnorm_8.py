@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from in_memory import remembered
 from making import Made, layer_rows, load, make_run, sublayer_rows
+from rest_slow import slow
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -164,14 +165,12 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
         (lambda seed, step, row: 0.01 + seed / 1000, "reproduced"),  # in all pairs, however little
         (lambda seed, step, row: -0.03 - seed / 1000, "contradicted"),
         # in 1 of 10 layers
-        pytest.param(lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "contradicted", marks=pytest.mark.slow),
+        slow(lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "contradicted"),
         # in 6 of 10
-        pytest.param(
-            lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "not reproduced", marks=pytest.mark.slow
-        ),
-        pytest.param(lambda seed, step, row: (seed - 4) / 10, "inconclusive", marks=pytest.mark.slow),
+        slow(lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "not reproduced"),
+        slow(lambda seed, step, row: (seed - 4) / 10, "inconclusive"),
         # what counts is the end
-        pytest.param(lambda seed, step, row: 0.03 if step == 250 else -1.0, "reproduced", marks=pytest.mark.slow),
+        slow(lambda seed, step, row: 0.03 if step == 250 else -1.0, "reproduced"),
     ],
 )
 def test_c41_more_alike_after_training(
@@ -199,12 +198,10 @@ def test_c41_another_ramp_is_refused(tmp_path: Path) -> None:
         (lambda seed, step, row: 0.01, 1.0, "reproduced"),  # there at all times, and all of it beta's
         (lambda seed, step, row: -0.01 if step == 0 else 0.01, 1.0, "contradicted"),
         # described
-        pytest.param(
-            lambda seed, step, row: -0.01 if step == RAMP else 0.01, 1.0, "reproduced", marks=pytest.mark.slow
-        ),
+        slow(lambda seed, step, row: -0.01 if step == RAMP else 0.01, 1.0, "reproduced"),
         # there at all times, and none of it beta's: described
-        pytest.param(lambda seed, step, row: 0.01, 0.0, "reproduced", marks=pytest.mark.slow),
-        pytest.param(lambda seed, step, row: 0.01 * (seed - 4), 1.0, "inconclusive", marks=pytest.mark.slow),
+        slow(lambda seed, step, row: 0.01, 0.0, "reproduced"),
+        slow(lambda seed, step, row: 0.01 * (seed - 4), 1.0, "inconclusive"),
     ],
 )
 def test_c42_is_it_there_without_training(

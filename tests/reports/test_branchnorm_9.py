@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from making import Made, load, make_run
+from rest_slow import slow
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -109,10 +110,10 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
         (lambda seed, row: True, "reproduced"),
         (lambda seed, row: False, "contradicted"),
         # 12 of 16 on either side
-        pytest.param(lambda seed, row: row.layer > 4, "not reproduced", marks=pytest.mark.slow),
+        slow(lambda seed, row: row.layer > 4, "not reproduced"),
         # all but one of 32: .97
-        pytest.param(lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive", marks=pytest.mark.slow),
-        pytest.param(lambda seed, row: seed > 3, "inconclusive", marks=pytest.mark.slow),
+        slow(lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive"),
+        slow(lambda seed, row: seed > 3, "inconclusive"),
     ],
 )
 def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], bool], verdict: str) -> None:
@@ -134,20 +135,17 @@ def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], b
     [
         (lambda arch, seed, step, row: 0.5 - step / 100, "reproduced"),
         (lambda arch, seed, step, row: 0.1 + step / 100, "contradicted"),
-        pytest.param(
+        slow(
             lambda arch, seed, step, row: 0.5 - step / 100 * (1 if seed > 3 else -1),
             "inconclusive",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        slow(
             lambda arch, seed, step, row: 0.5 - step / 100 * (1 if arch == "deepnorm" else -1),
             "contradicted",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        slow(
             lambda arch, seed, step, row: 0.5 + step / 100 * (1 if arch == "deepnorm" else -1),
             "reproduced",
-            marks=pytest.mark.slow,
         ),
     ],
 )

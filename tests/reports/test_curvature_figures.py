@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from making import Made, load, make_run
+from rest_slow import slow
 
 from stabilitylab.decisive import BOUND, CONVERGED, FOUND
 from stabilitylab.reports import FIGURES, MissingRuns
@@ -133,13 +134,13 @@ def trained(
 @pytest.mark.parametrize(
     ("id", "options", "verdict"),
     [
-        pytest.param("C56", {"edge": 1.0}, "reproduced", marks=pytest.mark.slow),
+        slow("C56", {"edge": 1.0}, "reproduced"),
         ("C56", {"edge": 0.2}, "contradicted"),
-        pytest.param("C56", {"edge": 0.65}, "not reproduced", marks=pytest.mark.slow),
+        slow("C56", {"edge": 0.65}, "not reproduced"),
         ("C57", {"told": 1.0}, "reproduced"),
-        pytest.param("C57", {"told": 0.5}, "contradicted", marks=pytest.mark.slow),
+        slow("C57", {"told": 0.5}, "contradicted"),
         ("C58", {"grows": 3.0}, "reproduced"),
-        pytest.param("C58", {"grows": 0.5}, "contradicted", marks=pytest.mark.slow),
+        slow("C58", {"grows": 0.5}, "contradicted"),
     ],
 )
 def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tm
     assert judge(CLAIMS[id], load(tmp_path).where(lambda run: run.seed == 3)).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("lost", [(40,), pytest.param((0,), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", [(40,), slow((0,))])
 def test_a_run_whose_ends_of_warm_up_have_not_converged_has_no_growth(lost: tuple[int, ...], tmp_path: Path) -> None:
     for seed in SEEDS:
         trained(tmp_path, seed, lost=lost if seed == 3 else (10, 90))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from edited_runs import edit
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from test_report_command import some_runs
 
 import stabilitylab as sl
@@ -85,10 +85,10 @@ def test_one_damaged_run_is_listed_and_the_rest_is_made(run, whole: Path, tmp_pa
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param({"model": "gpt2"}, marks=pytest.mark.slow),
+        slow({"model": "gpt2"}),
         {"model": {"encoder_layers": "many", "d_model": None}, "train": "long"},
-        pytest.param({"train": {"seed": "first", "steps": [1, 2]}}, marks=pytest.mark.slow),
-        pytest.param({"data": 3, "seed": None, "model": [1, 2]}, marks=pytest.mark.slow),
+        slow({"train": {"seed": "first", "steps": [1, 2]}}),
+        slow({"data": 3, "seed": None, "model": [1, 2]}),
         {"a": float("nan"), "b": 10**400},
     ],
 )

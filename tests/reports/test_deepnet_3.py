@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from making import Made, layer_rows, load, make_run
+from rest_slow import slow
 
 from stabilitylab.reports.base import MissingRuns, Panel
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -108,12 +109,11 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
         (lambda seed, step: 2.0 + 0.01 * seed, "reproduced"),
         (lambda seed, step: 0.5 + 0.01 * seed, "contradicted"),
         # described
-        pytest.param(
+        slow(
             lambda seed, step: 2.0 + 0.01 * seed if step == 0 else 0.5 + 0.01 * seed,
             "reproduced",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(lambda seed, step: 0.4 if seed == 3 else 2.0, "inconclusive", marks=pytest.mark.slow),
+        slow(lambda seed, step: 0.4 if seed == 3 else 2.0, "inconclusive"),
     ],
 )
 def test_larger_last_gradient(tmp_path: Path, ratio: Ratio, expected: str) -> None:

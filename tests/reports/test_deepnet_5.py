@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from making import Made, load, make_run, sublayer_rows
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 from stabilitylab.reports.base import MissingRuns
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -272,9 +272,9 @@ def test_claims_on_rates(tmp_path: Path, id: str, laws: dict[str, Law], expected
 @pytest.mark.parametrize(
     ("bound", "expected"),
     [
-        pytest.param(lambda n, seed: 2.0 + 0.01 * seed, "contradicted", marks=pytest.mark.slow),
+        slow(lambda n, seed: 2.0 + 0.01 * seed, "contradicted"),
         (lambda n, seed: 2.0 + 0.01 * seed if n == 12 else 0.5, "contradicted"),  # at one depth is enough
-        pytest.param(lambda n, seed: 0.5 if seed == 3 else 1.3, "inconclusive", marks=pytest.mark.slow),
+        slow(lambda n, seed: 0.5 if seed == 3 else 1.3, "inconclusive"),
         (lambda n, seed: 0.1 + 0.01 * seed, "reproduced"),  # though twice the estimate
     ],
 )

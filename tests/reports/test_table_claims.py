@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from making import load, make_run
+from rest_slow import slow
 
 from stabilitylab.reports import figures
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
@@ -30,8 +31,8 @@ def long_runs(folder: Path, arch: str, layers: int, failed: int, trained: int, s
 @pytest.mark.parametrize(
     ("postln", "deepnorm", "expected"),
     [((6, 0), (0, 6), "reproduced"), ((0, 6), (0, 6), "contradicted"),
-     pytest.param((6, 0), (6, 0), "contradicted", marks=pytest.mark.slow), ((6, 0), (3, 3), "inconclusive"),
-     pytest.param((5, 0), (0, 5), "inconclusive", marks=pytest.mark.slow)],
+     slow((6, 0), (6, 0), "contradicted"), ((6, 0), (3, 3), "inconclusive"),
+     slow((5, 0), (0, 5), "inconclusive")],
 )  # fmt: skip
 def test_deep_postln_diverges(
     tmp_path: Path, postln: tuple[int, int], deepnorm: tuple[int, int], expected: str

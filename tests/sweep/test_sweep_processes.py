@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from sweep_cases import Heard, experiment, leave, planned
 
 from stabilitylab.errors import InputError, ResourceError, UsageError
@@ -146,10 +146,10 @@ def test_the_script_hands_on_folder_environment_output_and_exit_code(tmp_path: P
     [
         ("print(1)", 0),
         ("import sys; sys.exit(7)", 7),
-        pytest.param("import time; time.sleep(1.0)", 0, marks=pytest.mark.slow),
+        slow("import time; time.sleep(1.0)", 0),
         ("import os; os.kill(os.getpid(), 9)", 137),
-        pytest.param("import os; os.kill(os.getpid(), 15)", 143, marks=pytest.mark.slow),
-        pytest.param("import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)", 137, marks=pytest.mark.slow),
+        slow("import os; os.kill(os.getpid(), 15)", 143),
+        slow("import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)", 137),
     ],
 )
 def test_the_script_says_nothing_of_its_own(program: str, code: int, tmp_path: Path) -> None:

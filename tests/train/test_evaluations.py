@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from edited_runs import edit
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 from torch.nn.functional import cross_entropy
 
 from stabilitylab.config import parse_set, resolve, validated
@@ -45,11 +45,11 @@ def evaluated(run: Run) -> list[int]:
 @pytest.mark.parametrize(
     ("count", "rows"),
     [
-        pytest.param(50, range(21), marks=pytest.mark.slow),  # as many as there are rows
-        pytest.param(10, range(0, 21, 2), marks=pytest.mark.slow),
-        pytest.param(4, (0, 5, 10, 15, 20), marks=pytest.mark.slow),
+        slow(50, range(21)),  # as many as there are rows
+        slow(10, range(0, 21, 2)),
+        slow(4, (0, 5, 10, 15, 20)),
         (3, (0, 7, 14, 20)),  # ceil(k 20 / 3), and the row after training
-        pytest.param(0, (0, 20), marks=pytest.mark.slow),  # the probes' own pass alone
+        slow(0, (0, 20)),  # the probes' own pass alone
     ],
 )
 def test_evaluations_are_spread_evenly_apart_from_the_probes(count: int, rows: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from edited_runs import edit
-from rest_slow import rest_slow
+from rest_slow import rest_slow, slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
@@ -149,12 +149,12 @@ def saved_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("minutes", "every", "seconds", "rows"),
     [
         # a run of less than ten minutes writes its last one alone
-        pytest.param(10.0, 0, 0.0, [9], marks=pytest.mark.slow),
+        slow(10.0, 0, 0.0, [9]),
         (10.0, 4, 250.0, [3, 4, 7, 8, 9]),  # one by updates starts the minutes anew
-        pytest.param(10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9], marks=pytest.mark.slow),
-        pytest.param(10.0, 0, 250.0, [3, 6, 9], marks=pytest.mark.slow),
-        pytest.param(0.0, 0, 1e9, [9], marks=pytest.mark.slow),
-        pytest.param(0.0, 4, 1e9, [4, 8, 9], marks=pytest.mark.slow),
+        slow(10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        slow(10.0, 0, 250.0, [3, 6, 9]),
+        slow(0.0, 0, 1e9, [9]),
+        slow(0.0, 4, 1e9, [4, 8, 9]),
     ],
 )
 def test_checkpoints_by_wall_time_change_nothing(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from generated import Generator, Maps, first
 from probe_toys import ListSink
+from rest_slow import slow
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -152,7 +153,7 @@ def check_places(seed: int, sink: ListSink) -> int:
     return seen
 
 
-@pytest.mark.parametrize("seed", [*range(FAST), *(pytest.param(n, marks=pytest.mark.slow) for n in range(FAST, ALL))])
+@pytest.mark.parametrize("seed", [*range(FAST), *(slow(n) for n in range(FAST, ALL))])
 def test_a_random_graph(seed: int) -> None:
     check(seed)
 
