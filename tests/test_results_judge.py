@@ -216,14 +216,14 @@ def test_p5_is_asked_of_the_map_at_one_ramp(
     assert "P5 at 6 layers a side: open: 60 of 300 runs are in" in capsys.readouterr().out
     assert not (tmp_path / "figures").exists()  # nothing is drawn of a part
     assert collapse_map.answers()[2:] == ["| 6 | 60 of 300 | open |", "| 18 | 0 of 64 | open |"]
-    assert collapse_map.cells() == ["No depth is complete yet."]
+    assert collapse_map.outcomes() == ["No depth is complete yet."]
     monkeypatch.setattr(collapse_map, "planned", lambda layers: 60)
     collapse_map.main()
     assert "P5 at 6 layers a side: BranchNorm reads up to a lower rate than DeepNorm" in capsys.readouterr().out
     assert (tmp_path / "figures" / "collapse-map.png").exists()
     assert collapse_map.answers()[2].startswith("| 6 | 60 of 60 | BranchNorm reads up to a lower rate than DeepNorm (")
-    cells = ["2 of 2", "2 of 2", "1 of 2, 1 constant", "0 of 2, 2 constant", "0 of 2, 2 constant"]
-    assert f"| 6 | 240 | BranchNorm, T = 240 | {' | '.join(cells)} |" in collapse_map.cells()
+    cells = ["2/2", "2/2", "1/2, 1 c", "0/2, 2 c", "0/2, 2 c"]
+    assert f"| 6 | 240 | BranchNorm, T = 240 | {' | '.join(cells)} |" in collapse_map.outcomes()
 
 
 def test_the_judged_runs_are_at_the_rates_of_the_search_and_on_another_set(tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ from itertools import groupby
 
 import judge
 import pandas as pd
-from cells import HERE, title
+from cells import HERE
 from page_blocks import table
 
 from stabilitylab.experiments import experiments, protocol
 from stabilitylab.reports import paper
-from stabilitylab.reports.figures.collapse.map import GRID, MapTrial, drawn, largest_reading_rate, trial
+from stabilitylab.reports.figures.collapse.map import (
+    GRID,
+    MapTrial,
+    drawn,
+    largest_reading_rate,
+    outcome,
+    row_title,
+    trial,
+)
 
 TABLE = HERE / "map" / "reading_course.csv"
 RUN = ["arm", "layers", "warmup", "T", "lr", "seed"]
@@ -75,31 +83,21 @@ def answers() -> list[str]:
     return table(("layers a side", "runs that are in", "P5"), rows)
 
 
-def cells() -> list[str]:
-    """The cells of the depths that are whole: at each rate how many models read, and how many encoders are constant."""
+def outcomes() -> list[str]:
+    """The cells of the depths that are whole, in the words of the figure."""
     known = [one for _, _, own in whole(trials()).values() for one in own]
     if not known:
         return ["No depth is complete yet."]
     rates, rows = sorted({one.rate for one in known}), []
-    for (layers, warmup, (label, T)), own in groupby(sorted(known, key=_line), key=_line):
+    for (layers, warmup, row), own in groupby(sorted(known, key=_line), key=_line):
         found = [*own]
-        arm = f"{title(label)}, T = {T}" if T else title(label)
-        rows.append((layers, warmup, arm, *(_cell([one for one in found if one.rate == rate]) for rate in rates)))
-    columns = ("layers a side", "warm-up [updates]", "arm", *(f"{rate:g}" for rate in rates))
-    return table(columns, rows)
+        at_rates = (", ".join(outcome([one for one in found if one.rate == rate])) for rate in rates)
+        rows.append((layers, warmup, row_title(row), *at_rates))
+    return table(("layers a side", "warm-up [updates]", "arm", *(f"{rate:g}" for rate in rates)), rows)
 
 
 def _line(one: MapTrial) -> tuple[int, int, tuple[str, int]]:
     return one.layers, one.warmup, one.row
-
-
-def _cell(trials: list[MapTrial]) -> str:
-    """``2 of 6, 4 constant``; *later* if a model that did not read reads at 3,000 updates."""
-    states = [one.state for one in trials]
-    words = [f"{states.count('reads')} of {len(states)}"] if states else []
-    words += [f"{count} constant" for count in [states.count("constant")] if count]
-    words += ["later" for _ in range(any(one.later == "reads" and one.state != "reads" for one in trials))]
-    return ", ".join(words)
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ def third_losses() -> list[str]:
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "third": third, "third_losses": third_losses,
-    "map": collapse_map.answers, "map_cells": collapse_map.cells,
+    "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
     "trained": lambda: verdicts.of_stage(verdicts.TRAINED),

@@ -170,8 +170,8 @@ def _panel(trials: Sequence[MapTrial], place: tuple[int, int]) -> Panel:
         unit="share of seeds that read",
         log=False,
         x_names=[f"{rate:g}" for rate in rates],
-        y_names=[f"{style.title(label)}, T = {T}" if T else style.title(label) for label, T in rows],
-        text=np.array([[_words(cells.get(at, ())) for at in line] for line in places], dtype=object),
+        y_names=[row_title(row) for row in rows],
+        text=np.array([["\n".join(outcome(cells.get(at, ()))) for at in line] for line in places], dtype=object),
         colours=(0.0, 1.0),
         seeds=np.array([[len(cells.get(at, ())) for at in line] for line in places]),
     )
@@ -183,17 +183,24 @@ def _share(trials: Sequence[MapTrial]) -> float:
     return [one.state for one in trials].count("reads") / len(trials) if trials else math.nan
 
 
-def _words(trials: Sequence[MapTrial]) -> str:
-    """Return ``4/6``, the constant encoders, and a word if the run that went on reads later."""
+def row_title(row: tuple[str, int]) -> str:
+    """Return the name of a row: ``BranchNorm, T = 12``, or ``DeepNorm``."""
+    label, T = row
+    return f"{style.title(label)}, T = {T}" if T else style.title(label)
+
+
+def outcome(trials: Sequence[MapTrial]) -> list[str]:
+    """Return the words of a cell: ``4/6`` models that read, ``2 c`` encoders that are constant, and ``later`` if a run
+    that did not read when it was judged reads at 3,000 updates."""
     if not trials:
-        return ""
+        return []
     states = [one.state for one in trials]
     words = [f"{states.count('reads')}/{len(states)}"]
     if constant := states.count("constant"):
         words.append(f"{constant} c")
     if any(one.later == "reads" for one in trials if one.state != "reads"):
         words.append("later")
-    return "\n".join(words)
+    return words
 
 
 def _finding(trials: Sequence[MapTrial]) -> str:
@@ -203,9 +210,8 @@ def _finding(trials: Sequence[MapTrial]) -> str:
     said = []
     for row in sorted({one.row for one in own}, key=_row_order):
         rates = largest_reading_rate(one for one in own if one.row == row)
-        name = f"{style.title(row[0])}, T = {row[1]}" if row[1] else style.title(row[0])
         least = f"{min(rates.values()):g}" if len(rates) == len(seeds) else "none tried"
-        said.append(f"{name} {least}")
+        said.append(f"{row_title(row)} {least}")
     return (
         f"{layers}L-{layers}L, warm-up {warmup}: largest learning rate up to which every seed reads: {', '.join(said)} "
         f"({counted(len(seeds))})."
