@@ -61,8 +61,8 @@ test-sets: $(VENV)/.dev
 	    echo "$$set is what make test runs under here"; continue; \
 	  fi; \
 	  echo "under ATEN_CPU_CAPABILITY=$$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow and not two_runs" \
-	    tests/probes tests/models tests/train; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not two_runs" tests/probes tests/models; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow and not two_runs" tests/train; \
 	done
 
 # The oldest that pyproject.toml promises, unless told otherwise. Torch pins sympy, so both are free here.

@@ -20,6 +20,7 @@ from .claims import Finding, ledger
 from .collection import Record, Runs, built_in, save, spared
 from .diagnosis import diagnose
 from .headline import headline
+from .measures.histograms import pattern_of
 from .page import html
 from .page.overview import Overview, overview
 from .page.point import pointless
@@ -87,11 +88,12 @@ def build(
     runs that most need a look. With ``figures`` nothing else is made, but for the claims about them, without Holm's
     correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out,
     and listed in ``failed`` and on the page. ``places``: a regular expression of the places whose histograms are drawn.
-    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where
-    ``out`` cannot be written.
+    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist or a bad expression,
+    ResourceError where ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
+    pattern_of(places)  # a wrong expression shows now
     runs, broken = load(*folders, report=out)
     asked = named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
     alone = bool(figures)

@@ -130,6 +130,17 @@ def test_the_command_draws_the_places_that_are_chosen(run, tmp_path: Path) -> No
     assert (tmp_path / "report" / "figures" / "histograms-ridges.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("watch", [(), ("--watch",)])
+def test_a_bad_expression_ends_the_command_before_a_page_is_written(
+    run, tmp_path: Path, watch: tuple[str, ...]
+) -> None:
+    recorded(tmp_path / "runs" / "a", [[bins(p0=8), bins(p0=8), bins(p0=2)]])
+    code, _, err = run("report", "runs", *watch, "--place", "[")
+    assert code == 2
+    assert err.startswith("stabilitylab: '[' is no regular expression (")
+    assert not (tmp_path / "report").exists()
+
+
 def test_the_page_of_a_run_that_goes_on_draws_them_too(tmp_path: Path) -> None:
     recorded(tmp_path / "runs" / "a", [[bins(p0=8), bins(p0=8), bins(p0=2)], [bins(p1=8), bins(p4=8), bins(p0=2)]])
     for places, drawn in (("", "weight"), ("bias", "bias")):

@@ -53,6 +53,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
+def pattern_of(chosen: str) -> re.Pattern[str]:
+    """Return the regular expression of names of places. Raises UsageError for a bad one."""
+    try:
+        return re.compile(chosen)
+    except re.error as error:
+        raise UsageError(
+            f"{chosen!r} is no regular expression ({error}): give one that names of places match."
+        ) from error
+
+
 def ridges(record: Record, table: str, *, most: int, chosen: str = "") -> list[Ridges]:
     """Return the ridges of ``most`` places of a table of histograms: those whose histogram moved most between the first
     and the last recorded row, of the half with the most entries; or the first ones whose name the regular expression
@@ -63,12 +73,7 @@ def ridges(record: Record, table: str, *, most: int, chosen: str = "") -> list[R
     """
     if table not in record.run.tables or not len(steps := record.probed(table)):
         return []
-    try:
-        pattern = re.compile(chosen)
-    except re.error as error:
-        raise UsageError(
-            f"{chosen!r} is no regular expression ({error}): give one that names of places match."
-        ) from error
+    pattern = pattern_of(chosen)
     drawn = steps
     if len(steps) > RIDGES:  # evenly spaced steps, of rows that may be dense at first
         wanted = np.linspace(steps[0], steps[-1], RIDGES)

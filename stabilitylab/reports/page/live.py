@@ -12,6 +12,7 @@ from ..base import MissingRuns
 from ..build import Built, Failed, Progress, build, load, title_of, top
 from ..collection import Record, Runs, spared
 from ..diagnosis import diagnose
+from ..measures.histograms import pattern_of
 from ..worst_first import shown
 from . import html
 from .overview import Overview
@@ -36,7 +37,8 @@ def watch(
 ) -> Built:
     """Write ``out/index.html`` every ``every`` seconds until no run has gone on for ``quiet`` seconds; then the whole
     report. A folder without runs is waited for. ``places``: a regular expression of the places whose histograms are
-    drawn."""
+    drawn. Raises UsageError for a bad one."""
+    pattern_of(places)
     last, seen = time.monotonic(), LastPage(places=places)
     while True:
         begun = time.monotonic()
