@@ -13,6 +13,7 @@ from stabilitylab.errors import UsageError
 from stabilitylab.models import ARCHS, Place, Transformer, build_model
 
 EVERY = sorted(ARCHS)
+KINDS = MORE_ARCHS | {"mhc", "attnres", "siamese-norm"}
 BASE = {"q": math.sqrt(0.5), "k": math.sqrt(0.5), "v": math.sqrt(0.5), "out": 1.0, "fc1": 1.0, "fc2": 1.0}
 VOCAB = {"source_vocab": 37, "target_vocab": 37}
 
@@ -322,7 +323,7 @@ def first_steps(arch: str, depth: int, steps: int, pairs: dict[str, Tensor], los
 
 
 @pytest.mark.parametrize("depth", rest_slow([6, 12], [6]))
-@pytest.mark.parametrize("arch", rest_slow(EVERY, MORE_ARCHS | {"mhc", "attnres", "siamese-norm"}))
+@pytest.mark.parametrize("arch", rest_slow(EVERY, KINDS))
 def test_shallow_ones_train(arch, depth, pairs, loss_of) -> None:
     losses, still = (first_steps(arch, depth, 4, pairs, loss_of, lr) for lr in (1e-4, 0.0))
     assert losses[0] == still[0]
@@ -330,6 +331,6 @@ def test_shallow_ones_train(arch, depth, pairs, loss_of) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", EVERY)
+@pytest.mark.parametrize("arch", rest_slow(EVERY, (), KINDS))
 def test_200_layers_take_steps_on_finite_numbers(arch, pairs, loss_of) -> None:
     assert all(math.isfinite(loss) for loss in first_steps(arch, 200, 2, pairs, loss_of))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from onestep_cases import config_of
-from rest_slow import rest_slow
+from rest_slow import MORE_ARCHS, rest_slow
 
 from stabilitylab.config import Config, merge, resolve
 from stabilitylab.errors import InputError, ResourceError, UsageError
@@ -32,7 +32,7 @@ def changed(config: Config, **sections: Any) -> Config:
     return resolve(merge(config.model_dump(), sections))
 
 
-@pytest.mark.parametrize("arch", rest_slow(ARCHS, {"branchnorm"}))
+@pytest.mark.parametrize("arch", rest_slow(ARCHS, {"branchnorm"}, MORE_ARCHS | {"attnres", "mhc"}))
 def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp_path: Path) -> None:
     config = config_of(arch)
     path = measure(config, tmp_path, "one")

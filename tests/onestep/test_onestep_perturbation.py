@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from onestep_cases import column, real_tokens, subject_of, weights_of
-from rest_slow import MORE_ARCHS, rest_slow
+from rest_slow import SOME_ARCHS, rest_slow
 from torch import Tensor, nn
 
 from stabilitylab.models import ARCHS, Transformer
@@ -22,7 +22,7 @@ STILL = {("rezero", "random"), ("rezero", "gradient"), ("rfixup", "gradient")}
 MEANS = ("hyper-connections", "hyper-connections-static", "mhc")  # n streams alike
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("admin", "encoder"), ("preln", "decoder")]
 STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
-MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
+MORE = [*((arch, "encoder-decoder") for arch in (*SOME_ARCHS, *STREAMS)), *CASES[-2:]]
 SOME = [("preln", "decoder")]
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from onestep_cases import column, real_tokens, subject_of, weights_of
-from rest_slow import MORE_ARCHS, rest_slow
+from rest_slow import SOME_ARCHS, rest_slow
 from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,7 +37,7 @@ STILL = {  # what cannot move the output at once: it stands behind a factor or a
 }
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("deepnorm", "encoder"), ("preln", "decoder")]
 STREAMS = ("hyper-connections", "siamese-norm", "attnres", "keel")
-MORE = [*((arch, "encoder-decoder") for arch in (*MORE_ARCHS, *STREAMS)), *CASES[-2:]]
+MORE = [*((arch, "encoder-decoder") for arch in (*SOME_ARCHS, *STREAMS)), *CASES[-2:]]
 SOME = [("preln", "decoder")]
 
 

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from rest_slow import EVERY
 from store_cases import TABLES, cells
 
 from stabilitylab.errors import StabilityLabError, UsageError
@@ -403,7 +404,8 @@ def test_what_was_acknowledged_is_read_or_its_loss_is_said(foreign: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_what_was_acknowledged_is_read_or_its_loss_is_said_for_long(foreign: Path) -> None:
-    go(foreign, examples=60, steps=40)
+    """60 ways with ``EVERY=1``."""
+    go(foreign, examples=60 if EVERY else 30, steps=40)
 
 
 def test_a_run_that_was_resumed_under_another_run_json_goes_on_as_that_run(foreign: Path) -> None:
