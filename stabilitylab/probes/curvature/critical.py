@@ -12,7 +12,7 @@ WIDEN = 1.25  # factor of the first step away from a guess; each further step is
 FAR = 1e3  # largest factor beyond the tried rates up to which a quadratic is believed
 TOLERANCE = 1.06  # high / low at which a search ends: the rate is known to 3 %
 BELOW = 3  # number of halvings of a crossing at which a search looks for an earlier one
-UNSURE = 2.0  # largest high / low at which a crossing counts as found if the loss is noisy
+UNSURE = 2.0  # largest high / low at which a crossing counts as found if the loss is noisy, or the search may end
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def critical_rate(
     guess: float,
     *,
     passes: int = 16,
+    far: int = 0,
     tolerance: float = TOLERANCE,
     floor: float = 0.0,
     first: bool = False,
@@ -56,7 +57,8 @@ def critical_rate(
     ``loss_at(rate)`` is the loss after one update at that rate along a fixed direction. ``base`` is the loss without
     the update. A loss that is not finite has risen. The search brackets the rate by growing factors, or by the point
     where a quadratic through earlier points crosses. Then it halves the bracket in logs, with at most ``passes``
-    evaluations. Four evaluations suffice if the guess is the last row's rate and lies within a quarter of the new one.
+    evaluations. Four evaluations suffice if the guess is the last row's rate and lies within a quarter of the new one;
+    if they leave a bracket wider than a factor of 2, or none, the search goes on up to ``far`` evaluations.
     If the loss crosses ``base`` several times, the search finds a crossing near the guess, which need not be the first
     one.
 
@@ -77,7 +79,7 @@ def critical_rate(
         points.append((rate, loss_at(rate) - base))
         return points[-1][1]
 
-    low, high = _bracket(rise, points, guess, passes, tolerance)
+    low, high = _bracket(rise, points, guess, passes, far, tolerance)
     if first:
         low, high = _first(rise, low, high, tolerance, floor)
     if floor > 0:
@@ -86,17 +88,19 @@ def critical_rate(
 
 
 def _bracket(
-    rise: Callable[[float], float], points: Points, guess: float, passes: int, tolerance: float
+    rise: Callable[[float], float], points: Points, guess: float, passes: int, far: int, tolerance: float
 ) -> tuple[float, float]:
-    low, high, rate, step = 0.0, math.inf, guess, WIDEN
+    low, high, rate, step, most = 0.0, math.inf, guess, WIDEN, passes
     beside = tolerance**0.45  # two evaluations this far on either side of the crossing end the search
-    while len(points) < passes:
+    while len(points) < most:
         if rise(rate) <= 0:
             low = rate
         else:
             high = rate
         if low > 0 and high <= low * tolerance:
             break
+        if len(points) == passes and high > low * UNSURE:
+            most = far
         told = crossing(points) if len(points) % 4 else math.nan  # every fourth step goes without the quadratic
         if low > 0 and math.isfinite(high):
             rate = math.sqrt(low * high)

@@ -15,7 +15,8 @@ from ..curvature.landscape import PARTS, Landscape
 from ..rules import Mean
 
 START = 0.01  # share of the parameters' length where a search begins: far less is lost in bf16's rounding
-# Forwards beside those at theta_t itself: until a rate was found, from then on, and from then on for a first crossing.
+# Forwards beside those at theta_t itself: where no rate is known or the new one is far away, near the last rate, and
+# near it for a first crossing.
 COLD, WARM, WARM_FIRST = 15, 4, 6
 STANDARD_ERRORS = 3.0  # of the loss's noise, from which on a change of the loss counts
 KEPT = 0.7  # share of the last rows' squared noise that a row's own is averaged with
@@ -47,17 +48,18 @@ class CriticalSharpness(CurvatureProbe):
     Kalra et al. 2026 (2601.16979) define it. ``state``: 1 = found; 0 = bound: the loss rose at none of the tried rates
     (``high`` is missing) or at all of them (``low`` is missing); -1 = noise: on one side of the crossing the loss
     changes by less than ``noise``. Only rows that are found decide anything. ``low``, ``high``: the headroom between
-    which the crossing was found, 6 % apart or less, unless 4 forwards did not suffice or the loss is noisy. ``noise``:
-    three standard errors of the loss at theta_t, from two evaluations, and at least three standard errors of its
-    rounding. ``least``, ``most``: the smallest and the largest headroom of three thirds of the batch, each from a
+    which the crossing was found, 6 % apart or less, unless the forwards did not suffice or the loss is noisy.
+    ``noise``: three standard errors of the loss at theta_t, from two evaluations, and at least three standard errors of
+    its rounding. ``least``, ``most``: the smallest and the largest headroom of three thirds of the batch, each from a
     quadratic through the same forwards (0: the loss of this third rises from the start); they are missing where a
     third's crossing cannot be determined. ``forwards``: the number of forward passes of the row.
 
     Look for a headroom that falls to 1 and stays below: each update then raises the loss of this batch.
 
-    Cost: 5 forward passes a row, and 6 if the loss differs from one evaluation to the next. The first row takes 17, as
-    does a row after a bound or after noise, because the search begins anew. A noisy loss takes up to 2 more. The batch
-    of the update takes up to 5 more. Two copies of the parameters are kept.
+    Cost: 5 forward passes a row, and 6 if the loss differs from one evaluation to the next. Up to 17 are needed for
+    the first row, for a row whose rate is far from the last one, and for a row after a bound or after noise, where the
+    search begins anew. A noisy loss takes up to 2 more. The batch of the update takes up to 5 more. Two copies of the
+    parameters are kept.
     """
 
     def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:
@@ -74,7 +76,7 @@ class CriticalSharpness(CurvatureProbe):
 
         guess = known / lr if known and lr > 0 else known or START / landscape.relative
         passes = COLD if not known else WARM_FIRST if landscape.of_update else WARM
-        found = critical_rate(rise, 0.0, guess, passes=passes, floor=floor, first=landscape.of_update)
+        found = critical_rate(rise, 0.0, guess, passes=passes, far=COLD, floor=floor, first=landscape.of_update)
         if found.state == "found":
             memory["headroom"], memory["rate"] = found.rate, found.rate * lr
         else:
