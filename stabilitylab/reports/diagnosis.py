@@ -60,6 +60,8 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
         raise UsageError(
             f"no place with a histogram in {record.name} matches {places!r}: see Run.table('{kept[0]}').rows."
         )
+    if places and not kept:
+        notes.append(f"{record.name} has no histograms to draw: record them with --probes default,histograms.")
     panels += [one.panel for one in drawn]
     notes += [note for one in drawn for note in one.notes("")]
     if not panels:

@@ -130,6 +130,18 @@ def test_the_command_draws_the_places_that_are_chosen(run, tmp_path: Path) -> No
     assert (tmp_path / "report" / "figures" / "histograms-ridges.png").stat().st_size > 0
 
 
+def test_a_run_without_histograms_says_so_where_places_are_chosen(run, tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "a", {"kind": "watched", "label": "Mine", "config": {}}) as writer:
+        writer.open([Table("grad_norm", ("value",), (Row("layers.0", "layers", 1, ""),), "L2 norm", "", "norm")])
+        for step in range(3):
+            writer.append(step, {"loss": 1.0}, {"grad_norm": Cells(np.ones((1, 1)), np.zeros(1, bool))})
+        writer.set_status("finished", 3)
+    (record,) = Runs.load(tmp_path)
+    told = "a has no histograms to draw: record them with --probes default,histograms."
+    assert told in diagnose(record, places="lm_head").notes
+    assert told not in diagnose(record).notes
+
+
 @pytest.mark.parametrize("watch", [(), ("--watch",)])
 def test_a_bad_expression_ends_the_command_before_a_page_is_written(
     run, tmp_path: Path, watch: tuple[str, ...]
