@@ -187,7 +187,8 @@ class Search:
             self.notes.append(f"At {rate:g} seed{'s' * (len(failing) > 1)} {named} {_are(failing)} not eligible.")
             if (lower := self.below(rate)) is None:
                 return None
-            self.losses([lower], updates)
+            if not any(RateTrial(lower, seed, end) in self.results for seed in self.seeds for end in ends):
+                self.losses([lower], updates)
             rate = lower
 
 
@@ -199,19 +200,27 @@ def choose(rungs: Rungs, trainer: RateTrials) -> Choice:
     2. The two best rates, the geometric mean of the best and its better neighbour, and the best rate of every other
        valley go on to ``last``. If none is eligible there, the next lower rate of the grid goes on, down to the least.
     3. The eligible rate of the lowest mean loss runs ``first`` updates with the confirming seeds. If one of them is not
-       eligible, the next lower rate of the grid is taken and confirmed.
+       eligible, the next lower one of all rates that were tried is taken and confirmed.
 
     Raises UsageError if the rules cannot be followed, and whatever ``trainer`` raises.
     """
     search = Search(trainer, rungs.rates, rungs.seeds)
-    last = search.losses(_carried(search, _first_rung(search, rungs)), rungs.last)
+    first = _first_rung(search, rungs)
+    last = search.losses(_carried(search, first), rungs.last)
     fit = search.fit_at_last(last, rungs.last)
     lowest = least(last)
+    search.add([*last])  # a rate between two of the grid may be the next lower one
     rate = search.confirmed(least(fit), rungs.confirming, rungs.first, (rungs.first, rungs.last)) if fit else None
     if rate is None:
         search.notes.append("No rate is eligible with every seed.")
     if (named := rate or lowest) in (search.grid[0], search.grid[-1]):
         search.notes.append(f"The rate {named:g} stands at the edge of the grid: a better one may lie beyond.")
+    elif named == lowest != least(first) and named in (min(last), max(last)):
+        side = "lowest" if named == min(last) else "highest"
+        search.notes.append(
+            f"The rate {named:g} is the {side} of the last rung but not the best of the first: a better one may lie "
+            "beyond."
+        )
     return Choice(rate, lowest, dict(sorted(last.items())), tuple(search.notes), dict(search.results))
 
 

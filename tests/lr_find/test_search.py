@@ -93,11 +93,30 @@ def test_a_lower_loss_of_a_model_that_ignores_its_source_is_not_chosen() -> None
 
 
 def test_one_seed_that_does_not_read_rejects_a_rate() -> None:
+    """The next lower one of all rates that were tried is taken, which lies between two of the grid here; the seeds that
+    read at its end are not run for fewer updates."""
     made = Made(bowl(1e-3), reads=lambda trial: not (trial.rate == 1e-3 and trial.seed == 104))
     choice = choose(rungs(), made)
-    assert choice.rate == 5e-4
+    assert choice.rate == middle(5e-4, 1e-3)
     assert "At 0.001 seed 104 is not eligible." in choice.notes
+    assert RateTrial(choice.rate, 104, FIRST) in made.asked
+    assert RateTrial(choice.rate, 100, FIRST) not in made.asked
+
+
+def test_two_rates_in_a_row_are_rejected() -> None:
+    made = Made(bowl(1e-3), reads=lambda trial: trial.seed != 104 or trial.rate < 7e-4)
+    choice = choose(rungs(), made)
+    assert choice.rate == 5e-4
     assert RateTrial(5e-4, 104, FIRST) in made.asked
+
+
+def test_a_ranking_that_moves_to_the_edge_of_the_last_rung_is_said() -> None:
+    made = Made(lambda trial: bowl(1.1e-3 if trial.updates == FIRST else 3e-3)(trial))
+    choice = choose(rungs(), made)
+    assert choice.rate == 2e-3
+    assert choice.notes == (
+        "The rate 0.002 is the highest of the last rung but not the best of the first: a better one may lie beyond.",
+    )
 
 
 def test_no_rate_is_chosen_where_none_is_eligible() -> None:
