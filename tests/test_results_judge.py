@@ -197,16 +197,23 @@ def test_p5_is_asked_of_the_map_at_one_ramp(
                 for warmup in (60, 240):
                     worth = 0.5 if rate <= highest * (2 if seed == 4 else 1) else 0.01
                     updates = warmup + JUDGED
+                    lost = (arm, rate, seed, warmup) == ("deepnorm", 8e-3, 3, 240)  # its numbers end early
                     lines += [
                         f"{arm},6,{seed},{rate},{T},{updates},{warmup},{step},{worth},{0.1 if worth > 0.1 else 1e-7}"
-                        for step in (0, updates)
+                        for step in ((0,) if lost else (0, updates))
                     ]
     (tmp_path / "reading_course.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(collapse_map, "TABLE", tmp_path / "reading_course.csv")
+    monkeypatch.setattr(collapse_map, "LEDGER", tmp_path / "ledger.csv")
+    columns = "label,layers,warmup,T,lr,seed,verdict\ndeepnorm,12,240,240,0.008,"
+    (tmp_path / "ledger.csv").write_text(f"{columns}4,trained\n")
+    with pytest.raises(SystemExit, match=r"deepnorm at 0\.008, seed 3, was not measured when it is judged"):
+        collapse_map.trials()
+    (tmp_path / "ledger.csv").write_text(f"{columns}3,diverged\n")
     known = collapse_map.trials()
     assert len(known) == 3 * 5 * 2 * 2
     assert {one.row for one in known} == {("branchnorm", 240), ("branchnorm", 1), ("deepnorm", 0)}
-    assert {one.state for one in known} == {"reads", "constant"}
+    assert {one.state for one in known} == {"reads", "constant", "failed"}
     assert collapse_map.largest(known, 6) == {"branchnorm": {3: 1e-3, 4: 2e-3}, "deepnorm": {3: 4e-3, 4: 8e-3}}
     found = collapse_map.question(known, 6)
     assert (found.found.mean, found.beyond) == (-2, 1)

@@ -29,16 +29,24 @@ from stabilitylab.reports.figures.collapse.map import (
     trial,
 )
 
-TABLE = HERE / "map" / "reading_course.csv"
+TABLE, LEDGER = HERE / "map" / "reading_course.csv", HERE / "map" / "ledger.csv"
 RUN = ["arm", "layers", "warmup", "T", "lr", "seed"]
 RAMP = 240  # T and warm-up at which P5 is asked: 4 % of the schedule, as in the comparison
 
 
 def trials() -> list[MapTrial]:
     """The runs that are in."""
+    known = pd.read_csv(LEDGER).query("verdict == 'diverged'")
+    lost = {
+        (line.label, line.layers // 2, line.warmup, line.T, line.lr, line.seed)
+        for line in known.itertuples(index=False)
+    }
     found = []
-    for (arm, layers, warmup, T, rate, seed), course in pd.read_csv(TABLE).groupby(RUN):
-        one = trial(course, label=arm, layers=layers, warmup=warmup, T=T, rate=rate, seed=seed)
+    for run, course in pd.read_csv(TABLE).groupby(RUN):
+        arm, layers, warmup, T, rate, seed = run
+        one = trial(
+            course, label=arm, layers=layers, warmup=warmup, T=T, rate=rate, seed=seed, diverged=run in lost
+        )  # fmt: skip
         if one is None:
             raise SystemExit(f"{TABLE}: {arm} at {rate:g}, seed {seed}, was not measured when it is judged.")
         found.append(one)

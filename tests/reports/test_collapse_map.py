@@ -21,6 +21,7 @@ from stabilitylab.reports.figures.collapse.map import (
     largest_reading_rate,
     of_record,
     state_at,
+    trial,
 )
 from stabilitylab.verdict import READS_NATS
 
@@ -72,6 +73,19 @@ def test_the_state_of_a_run_at_an_update(worth: float, between: float, state: st
     assert found is not None
     assert (found.state, found.later, found.place, found.row) == (state, None, (6, WARMUP), ("branchnorm", 12))
     assert state_at(record.metrics, LATER) is None  # it was not measured there
+
+
+@pytest.mark.parametrize("measured", [0, JUDGE - 100, JUDGE - 10])
+def test_a_run_that_diverged_before_it_is_judged_has_failed(measured: int) -> None:
+    """Its later measurements are NaN, which are no measurements."""
+    courses = {0: (0.0, 0.5), measured: (0.4, 0.2), JUDGE: (math.nan, math.nan)}
+    own = {"label": "deepnorm", "layers": 6, "warmup": WARMUP, "T": 0, "rate": 1e-3, "seed": 3}
+    found = trial(run(1e-3, 0, 3, courses).metrics, **own, diverged=True)
+    assert found is not None
+    assert (found.state, found.later) == ("failed", "failed")
+    whole = trial(run(1e-3, 0, 3, {0: (0.0, 0.5), JUDGE: (0.4, 0.2)}).metrics, **own, diverged=True)
+    assert whole is not None
+    assert whole.state == "reads"  # it diverged afterwards
 
 
 def test_the_map_counts_the_seeds_that_read_and_says_which_read_later() -> None:

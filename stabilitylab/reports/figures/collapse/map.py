@@ -71,12 +71,16 @@ def state_at(course: pd.DataFrame, update: int) -> State | None:
 
 
 def trial(
-    course: pd.DataFrame, *, label: str, layers: int, warmup: int, T: int, rate: float, seed: int
+    course: pd.DataFrame, *, label: str, layers: int, warmup: int, T: int, rate: float, seed: int, diverged: bool
 ) -> MapTrial | None:
-    """Return the trial with this course; None if it was not measured when it is judged."""
-    state = state_at(course, warmup + JUDGED)
+    """Return the trial with this course; None if it was not measured when it is judged. A run that ``diverged``, and
+    whose numbers end before it is judged, has failed."""
+    judged = warmup + JUDGED
+    state, later = state_at(course, judged), state_at(course, LATER)
+    if diverged and {*COURSE} <= {*course} and not course.dropna(subset=["source_worth"])["step"].max() >= judged:
+        state = later = "failed"
     row = (protocol.BRANCH, T) if label.partition(" ")[0] == protocol.BRANCH else (label, 0)
-    return None if state is None else MapTrial(layers, warmup, row, rate, seed, state, state_at(course, LATER))
+    return None if state is None else MapTrial(layers, warmup, row, rate, seed, state, later)
 
 
 def of_record(record: Record) -> MapTrial | None:
@@ -90,6 +94,7 @@ def of_record(record: Record) -> MapTrial | None:
         T=int(settings["model.T"]),
         rate=float(settings["train.lr"]),
         seed=record.seed,
+        diverged=record.verdict == "diverged",
     )
 
 
