@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 from shared import Lines, metrics_of, rows_of
 
-from stabilitylab.config import resolve
+from stabilitylab.config import merge, resolve
 from stabilitylab.experiments import Experiment
 from stabilitylab.reports.statistics import Interval, holm, t_interval
 from stabilitylab.sweep import Job, Ledger, Outcome, Rungs, SweptTrainer, choose_rate, plan, run, write_table
@@ -22,9 +22,9 @@ from stabilitylab.sweep import Job, Ledger, Outcome, Rungs, SweptTrainer, choose
 Settings = Mapping[str, Any]
 COLUMNS = ("arm", "layers", "lr", "eligible", "notes")
 FAILED = ("diverged", "stuck")
-# LLaMA's design at Xavier's initial weights; the embedding has mean square 1 in every arm
+# LLaMA's design; Xavier's weights of gain 1 in each matrix, unless an arm says otherwise; an embedding of mean square 1
 DECODERS: Settings = {
-    "model": {"design": "llama", "init": "arch", "embedding_scale": "sqrt(d)", "d_model": 64, "heads": 4},
+    "model": {"design": "llama", "init": "arch-1", "embedding_scale": "sqrt(d)", "d_model": 64, "heads": 4},
     "data": {"sentences": 8, "max_length": 64},
     "train": {"schedule": "linear", "beta1": 0.9, "clip_norm": 1.0, "label_smoothing": 0.0},
     "probes": {"names": ("none",)},
@@ -124,10 +124,11 @@ def train(experiments: Sequence[Experiment], runs: Path, ledger: Ledger) -> None
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run: its validation loss [nats/token], and whether it diverged or got stuck."""
+    """The end of a run: its loss on the judged text [nats/token], whether it diverged or got stuck, and its verdict."""
 
     loss: float
     failed: bool
+    verdict: str = ""
 
 
 def end_of(ledger: Ledger, experiment: Experiment) -> End | None:
@@ -137,7 +138,7 @@ def end_of(ledger: Ledger, experiment: Experiment) -> End | None:
         return None
     metrics = metrics_of(cell)
     loss = float(metrics.get("validation_nll", metrics.get("held_out_nll", "nan")))
-    return End(loss, cell["verdict"] in FAILED or not math.isfinite(loss))
+    return End(loss, cell["verdict"] in FAILED or not math.isfinite(loss), cell["verdict"])
 
 
 Ends = Mapping[tuple[str, int], Mapping[int, End]]  # (arm, layers) -> seed -> end
@@ -165,10 +166,10 @@ class Difference:
 
     @property
     def p(self) -> float:
-        """The p-value of a difference from 0; NaN for fewer than two pairs."""
+        """The p-value of a difference from 0; 1 unless every seed has a pair of which neither run failed."""
         first, second = self.losses
-        if len(first) < 2:
-            return math.nan
+        if len(first) < len(self.seeds):
+            return 1.0
         if np.ptp(own := np.subtract(first, second)) == 0:
             return 0.0 if own.any() else 1.0
         return float(stats.ttest_rel(first, second).pvalue)
@@ -196,11 +197,12 @@ def word_of(found: Interval, margin: float) -> str:
 
 
 def ends_of(study: Study, data: Settings, out: Path) -> dict[tuple[str, int], dict[int, End]]:
-    """Return the ends of the judged runs that the ledger has: (arm, layers) -> seed -> end."""
+    """Return the ends of the judged runs that the ledger has: (arm, layers) -> seed -> end. An arm without a rate has
+    none yet."""
     ledger, found = Ledger(out / "ledger.csv"), {}
-    for layers in study.layers:
-        for arm, seed, experiment in planned(study, layers, data, out):
-            if (end := end_of(ledger, experiment)) is not None:
+    for (arm, layers), rate in chosen(out).items():
+        for seed in study.seeds:
+            if (end := end_of(ledger, study.experiment(arm, layers, rate, seed, data))) is not None:
                 found.setdefault((arm, layers), {})[seed] = end
     return found
 
@@ -212,13 +214,14 @@ def difference(study: Study, ends: Ends, first: str, second: str, layers: int) -
 
 def answers(study: Study, ends: Ends, questions: Sequence[tuple[str, str, int]]) -> list[str]:
     """Return the answers to ``questions`` (first arm, second arm, layers), a line each, P1 first. Holm's correction is
-    over all of them."""
+    over all of them: one without all its pairs counts with p = 1, and its numbers are of the pairs that ended well."""
     found = [difference(study, ends, *question) for question in questions]
     corrected = holm([own.p for own in found])
     lines = []
     for number, ((first, second, layers), own, p) in enumerate(zip(questions, found, corrected, strict=True), 1):
         span = own.interval
-        numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} seeds, Holm p = {p:.2g}"
+        numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} of {len(study.seeds)} seeds, "
+        numbers += f"Holm p = {p:.2g}"
         lines.append(f"P{number}: {first} less {second} at {layers} layers: {own.word()} ({numbers})")
     return lines
 
@@ -227,14 +230,14 @@ def arguments(doc: str | None, out: Path) -> argparse.ArgumentParser:
     """Return the parser of a script of a study: its text, and the folder ``out`` of its tables."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="the text that is learned")
-    parser.add_argument("--valid", type=Path, required=True, help="the text of the judged loss")
+    parser.add_argument("--test", type=Path, required=True, help="the text of the judged loss")
     parser.add_argument("--out", type=Path, default=out, help="folder of the ledgers and tables")
     return parser
 
 
 def data_of(given: argparse.Namespace) -> Settings:
-    """Return the settings of the text that the arguments name."""
-    return {"data": {"source": f"text:{given.text}", "valid": str(given.valid)}}
+    """Return the settings of the text that the arguments name, with that of the judged loss."""
+    return {"data": {"source": f"text:{given.text}", "valid": str(given.test)}}
 
 
 def make(
@@ -248,10 +251,14 @@ def make(
     others = others or {}
     parser = arguments(doc, out)
     parser.add_argument("parts", nargs="+", choices=("search", "judged", *others))
+    parser.add_argument("--valid", type=Path, help="the text by which a search chooses, which is not judged")
     parser.add_argument("--runs", type=Path, default=Path("runs") / out.name)
     parser.add_argument("--layers", type=int, choices=study.layers, help="of search and judged; all unless given")
     given = parser.parse_args()
+    if "search" in given.parts and given.valid in (None, given.test):
+        parser.error("search chooses by another text than the one that is judged: name it with --valid")
     data = data_of(given)
+    choosing = merge(data, {"data": {"valid": str(given.valid)}})
     for part in given.parts:
         if part in others:
             train(others[part](data), given.runs / part, Ledger(given.out / f"{part}.csv"))
@@ -259,7 +266,7 @@ def make(
         for layers in (given.layers,) if given.layers else study.layers:
             if part == "search":
                 for arm in study.arms(layers):
-                    search(study, arm, layers, data, given.runs, given.out)
+                    search(study, arm, layers, choosing, given.runs, given.out)
             else:
                 wanted = [experiment for _, _, experiment in planned(study, layers, data, given.out)]
                 train(wanted, given.runs / "judged", Ledger(given.out / "ledger.csv"))

@@ -172,6 +172,42 @@ def test_a_wide_interval_cannot_tell_and_a_missing_run_leaves_it_open(study) -> 
     assert study.own_rates.Difference({}, ends(study, 3.0), study.protocol.STUDY.seeds, 0.05).word() == "open"
 
 
+def test_a_question_with_failed_runs_counts_in_holms_correction(study) -> None:
+    """Three questions, of which one has failed runs: the p of the others is that over three."""
+    steps = [3.2, 3.21, 3.19, 3.22, 3.2, 3.18]
+    known = {("deepnorm", 12): ends(study, 3.1), ("fixed-alpha", 12): ends(study, *steps)}
+    known[("inverted", 12)] = ends(study, 3.3, failed=5)
+    found = [study.own_rates.difference(study.protocol.STUDY, known, *question) for question in study.judge.PRIMARY]
+    assert [own.p for own in found[:2]] == [1.0, 1.0]
+    assert found[2].word() == "worse"
+    line = study.judge.answers(known)[2]
+    assert line.endswith(f"6 of 6 seeds, Holm p = {3 * found[2].p:.2g})")
+    assert "fails" in study.judge.answers(known)[0]
+
+
+def test_arms_without_a_rate_are_open(study, tmp_path: Path) -> None:
+    assert study.own_rates.ends_of(study.protocol.STUDY, {"data": {"source": "synthetic"}}, tmp_path) == {}
+
+
+@pytest.mark.parametrize("valid", [(), ("--valid", "test.txt")])
+def test_a_search_chooses_by_a_text_that_is_not_judged(study, valid, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["make.py", "search", "--text", "a.txt", "--test", "test.txt", *valid])
+    with pytest.raises(SystemExit) as ended:
+        study.make.main()
+    assert ended.value.code == 2
+    assert "name it with --valid" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_another_model_of_the_same_name_is_not_read(study, tmp_path: Path, monkeypatch) -> None:
+    study.exact.measured("deepnorm", 12, 3, tmp_path)
+    monkeypatch.setattr(study.exact, "STUDY", study.own_rates.Study(
+        study.own_rates.merge(study.protocol.SHARED, {"model": {"init": "arch"}}), study.protocol.arms, (12,), 6
+    ))  # fmt: skip
+    with pytest.raises(SystemExit, match="is a measurement of another model"):
+        study.exact.measured("deepnorm", 12, 3, tmp_path)
+
+
 def test_the_order_of_the_schemes(study) -> None:
     def order(deepnorm: float, inverted: float, failed: int = 0) -> str:
         known = {(scheme, 12): ends(study, 3.0) for scheme in study.protocol.SCHEMES}
@@ -206,7 +242,7 @@ def test_runs_are_paired_by_seed_and_differ_in_their_arm_alone(study, tmp_path: 
         assert len(models) == 1
         assert len({experiment.config.model for *_, experiment in planned}) == arms
         train = planned[0][2].config.train
-        assert (train.steps, train.warmup, train.weight_decay, train.clip_norm) == (2400, 240, 0.0, 1.0)
+        assert (train.steps, train.warmup, train.weight_decay, train.clip_norm) == (1600, 160, 0.0, 1.0)
 
 
 @pytest.mark.slow

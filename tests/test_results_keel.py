@@ -25,7 +25,7 @@ def test_arms_and_their_settings(study) -> None:
     ablation = study.protocol.STUDY.experiment("keel-no-inner", 36, 1e-3, 3, DATA).config
     assert ablation.model.options == {"inner": False}
     branchnorm = study.protocol.STUDY.experiment("branchnorm", 12, 1e-3, 3, DATA).config
-    assert (branchnorm.model.T, branchnorm.train.warmup, branchnorm.train.steps) == (72, 180, 1800)
+    assert (branchnorm.model.T, branchnorm.train.warmup, branchnorm.train.steps) == (48, 120, 1200)
     assert (branchnorm.train.beta2, branchnorm.train.weight_decay, branchnorm.model.stack) == (0.95, 0.01, "decoder")
 
 
@@ -41,7 +41,10 @@ def test_200_layers_have_two_rates_and_three_seeds(study) -> None:
 
 
 def ended(study: Any, *failed: bool) -> dict[int, Any]:
-    return {seed: study.own_rates.End(3.0, bad) for seed, bad in zip(study.protocol.DEEP_SEEDS, failed, strict=False)}
+    return {
+        seed: study.own_rates.End(3.0, bad, "stuck" if bad else "trained")
+        for seed, bad in zip(study.protocol.DEEP_SEEDS, failed, strict=False)
+    }
 
 
 def test_the_largest_rate_at_which_all_seeds_train(study) -> None:
@@ -51,10 +54,21 @@ def test_the_largest_rate_at_which_all_seeds_train(study) -> None:
     assert study.judge.largest_rate({1e-3: one, 3e-4: one}) == "none"
     assert study.judge.largest_rate({1e-3: one, 3e-4: some}) == study.judge.largest_rate({}) == "open"
     lines = study.judge.deep_table({("keel", 1e-3): one, ("keel", 3e-4): fine})
-    assert (
-        lines[0] == "keel at 200 layers: 0.001: 2 of 3 train; 0.0003: 3 of 3 train; largest rate of all seeds: 0.0003"
+    assert lines[0] == (
+        "keel at 200 layers: 0.001: trained, stuck, trained; 0.0003: trained, trained, trained; "
+        "largest rate at which all train: 0.0003"
     )
+    assert lines[1] == "deepnorm at 200 layers: 0.001: open; 0.0003: open; largest rate at which all train: open"
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "trains"),
+    [("trained", True), ("learning", True), ("descending", False), ("cannot tell", False), ("stuck", False)],
+)
+def test_a_run_trains_below_the_loss_of_word_frequencies(study, verdict: str, trains: bool) -> None:
+    own = {seed: study.own_rates.End(3.0, False, verdict) for seed in study.protocol.DEEP_SEEDS}
+    assert study.judge.largest_rate({1e-3: own, 3e-4: own}) == ("0.001" if trains else "none")
 
 
 def test_six_questions(study) -> None:
@@ -79,5 +93,5 @@ def test_the_scripts_say_what_they_do(study, capsys, monkeypatch) -> None:
         with pytest.raises(SystemExit) as ended:
             script.main()
         assert ended.value.code == 0
-        assert "--valid" in capsys.readouterr().out
+        assert "--test" in capsys.readouterr().out
     assert Path(study.make.__file__).parent.name == "keel"

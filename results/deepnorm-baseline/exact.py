@@ -4,9 +4,9 @@
     python results/deepnorm-baseline/exact.py [--runs runs/deepnorm-baseline/exact] [--write]
 
 Measures every arm at 12 and 32 layers with three seeds (``stabilitylab onestep``, synthetic text) into ``exact.csv``
-and draws ``figures/exact.png``: the gradient norm of each layer, and by how much Adam's first update at rate 1e-6
-changes the output of each layer. ``--write`` renews the tables of README.md. What is measured already is not measured
-again.
+and draws ``figures/exact.png``: the gradient norm of each layer, and by how much the output of each layer changes if
+q, k, v, out, gate, fc1 and fc2 move by 1e-6 along the signs of their gradients, as far as by a first step of Adam.
+``--write`` renews the tables of README.md. What is measured already is not measured again.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def measured(arm: str, layers: int, seed: int, runs: Path) -> list[tuple[object,
     """Return the rows of one model, measured now or before."""
     experiment = STUDY.experiment(arm, layers, 1e-6, seed, {"data": {"source": "synthetic"}})
     name = f"{arm}-{layers}-s{seed}"
+    config = experiment.config.changed(probes={"names": ("grad_norm",)})
     if not (runs / name / "run.json").exists():
-        config = experiment.config.model_copy(
-            update={"probes": experiment.config.probes.model_copy(update={"names": ("grad_norm",)})}
-        )
         measure(config, runs, name)
     run = Run.open(runs / name)
+    if run.config["model"] != config.model_dump(mode="json")["model"]:
+        raise SystemExit(f"{runs / name} is a measurement of another model: give an empty folder with --runs.")
     gradients = run.frame("grad_norm", by="layer").query("layer > 0").set_index("layer")["value"]
     changes = run.frame("perturbation").query("sublayer == 'ffn'").set_index("layer")["gradient"]
     return [
@@ -82,7 +82,7 @@ def drawn(path: Path) -> None:
     figure, axes = plt.subplots(len(LAYERS), 2, figsize=(9, 6.4), layout="constrained", sharey="col")
     titles = {
         "gradient": ("Gradient of each layer's parameters", "L2 norm"),
-        "change": ("Change of each output by Adam's first update", "mean square, rate 1e-6"),
+        "change": ("Change of each output by 1e-6 sign(gradient)", "mean square"),
     }
     for line, layers in zip(axes, LAYERS, strict=True):
         for axis, (what, (title, unit)) in zip(line, titles.items(), strict=True):

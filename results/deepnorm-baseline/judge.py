@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """The questions of the comparison, and how the ledger answers them: fixed before any run.
 
-    python results/deepnorm-baseline/judge.py --text FILE --valid FILE [--out results/deepnorm-baseline]
+    python results/deepnorm-baseline/judge.py --text FILE --test FILE [--out results/deepnorm-baseline]
 
-Validation loss after training [nats/token], paired by seed, 95 % t-interval over six seeds, margin .05.
+Loss on the judged text after training [nats/token], paired by seed, 95 % t-interval over six seeds, margin .05.
 
 - A difference is "worse" or "better" if its interval lies wholly beyond the margin on that side, "alike" if it lies
   within the margin, else "cannot tell". An arm of which more than three of six runs diverged or got stuck "fails";
   fewer failed runs: "cannot tell". Runs that are missing: "open".
 - P1, P2: the inverted gain against DeepNet's, at 12 and 32 layers. P3: the fixed alpha against DeepNet's, at 12 layers.
-  Holm's correction over the three is printed for the test of a difference from 0.
+  Holm's correction over the three is printed for the test of a difference from 0; a question without all its pairs
+  has p = 1.
 - P4: the order changes at a depth if one of the three schemes stands on one side of DeepNorm with DeepNet's constants
   and on the other side of DeepNorm with the inverted gain. Sides: below for "worse" and "fails", above for "better" and
   where DeepNorm alone fails, level for "alike". It does not change if each of the three stands on the same side of

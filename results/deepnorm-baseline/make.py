@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Trains the comparison: the search of each arm's rate, then six seeds of each arm at its own rate. Resumable.
 
-    python results/deepnorm-baseline/make.py search judged --text FILE --valid FILE [--runs runs] [--layers 12|32]
+    python results/deepnorm-baseline/make.py search judged --text FILE --valid FILE --test FILE [--runs runs]
+        [--layers 12|32]
 
 ``search`` writes ``rates.csv``, ``searches/`` and the ledger ``search.csv``; ``judged`` the ledger ``ledger.csv``. A
-stopped call goes on where it was. The text is a plain file or ``.gz``; README.md names the one that is judged.
+stopped call goes on where it was. A text is a plain file or ``.gz``; README.md names the three.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """The questions of the comparison of KEEL, and how the ledgers answer them: fixed before any run.
 
-    python results/keel/judge.py --text FILE --valid FILE [--out results/keel]
+    python results/keel/judge.py --text FILE --test FILE [--out results/keel]
 
-Validation loss after training [nats/token], paired by seed, 95 % t-interval over six seeds, margin .05; the words are
-those of results/deepnorm-baseline. P1, P2: KEEL less DeepNorm at 12 and 36 layers. P3, P4: KEEL less BranchNorm. P5,
-P6: KEEL without its inner norm less KEEL. Holm's correction over the six is printed for the test of a difference from
-0.
+Loss on the judged text after training [nats/token], paired by seed, 95 % t-interval over six seeds, margin .05; the
+words are those of results/deepnorm-baseline. P1, P2: KEEL less DeepNorm at 12 and 36 layers. P3, P4: KEEL less
+BranchNorm. P5, P6: KEEL without its inner norm less KEEL. Holm's correction over the six is printed for the test of a
+difference from 0; a question without all its pairs has p = 1.
 
-At 200 layers: the states of the three seeds of each arm at each rate, and the largest rate at which all three train
-(none, or open while runs are missing). A run trains if it neither diverged nor got stuck.
+At 200 layers: the verdicts of the three seeds of each arm at each rate, and the largest rate at which all three train
+(none, or open while runs are missing). A run trains if its verdict is "trained" or "learning": its loss is below that
+of a model that knows only the frequencies of words.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from stabilitylab.sweep import Ledger
 HERE = Path(__file__).resolve().parent
 PAIRS = (("keel", "deepnorm"), ("keel", "branchnorm"), ("keel-no-inner", "keel"))
 PRIMARY = [(first, second, layers) for first, second in PAIRS for layers in LAYERS]
+TRAINS = ("trained", "learning")
 Deep = Mapping[tuple[str, float], Mapping[int, End]]  # (arm, rate) -> seed -> end, at 200 layers
 
 
@@ -41,23 +43,23 @@ def largest_rate(own: Mapping[float, Mapping[int, End]]) -> str:
     """Return the largest rate at which all seeds of an arm train, "none", or "open"."""
     for rate in sorted(DEEP_RATES, reverse=True):
         ends = own.get(rate, {})
-        if any(end.failed for end in ends.values()):
+        if not all(end.verdict in TRAINS for end in ends.values()):
             continue
         return f"{rate:g}" if all(seed in ends for seed in DEEP_SEEDS) else "open"
     return "none"
 
 
 def deep_table(ends: Deep) -> list[str]:
-    """Return the states at 200 layers, a line an arm: how many of three seeds train at each rate, and the largest
-    rate."""
+    """Return the verdicts at 200 layers, a line an arm: of the seeds at each rate, and the largest rate of all
+    seeds."""
     lines = []
     for arm in DEEP_ARMS:
         own = {rate: ends.get((arm, rate), {}) for rate in DEEP_RATES}
         cells = [
-            f"{rate:g}: {sum(not end.failed for end in found.values())} of {len(found)} train"
+            f"{rate:g}: {', '.join(end.verdict for _, end in sorted(found.items())) or 'open'}"
             for rate, found in own.items()
         ]
-        lines.append(f"{arm} at 200 layers: {'; '.join(cells)}; largest rate of all seeds: {largest_rate(own)}")
+        lines.append(f"{arm} at 200 layers: {'; '.join(cells)}; largest rate at which all train: {largest_rate(own)}")
     return lines
 
 

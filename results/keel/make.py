@@ -2,10 +2,11 @@
 """Trains the comparison of KEEL: the search of each arm's rate at 12 and 36 layers, six seeds of each arm at its own
 rate, and 200 layers at two rates. Resumable.
 
-    python results/keel/make.py search judged deep --text FILE --valid FILE [--runs runs/keel] [--layers 12|36]
+    python results/keel/make.py search judged deep --text FILE --valid FILE --test FILE [--runs runs/keel]
+        [--layers 12|36]
 
 ``search`` writes ``rates.csv``, ``searches/`` and the ledger ``search.csv``; ``judged`` the ledger ``ledger.csv``;
-``deep`` the ledger ``deep.csv``. A stopped call goes on where it was. README.md names the text that is judged.
+``deep`` the ledger ``deep.csv``. A stopped call goes on where it was. README.md names the three texts.
 """
 
 from __future__ import annotations
