@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_a_model_that_ignores_its_source_is_averaged_into_nothing() -> None:
     models[protocol.DEEP, 18][3] = worst
     found = judge.answer(judge.QUESTIONS[0], models)
     assert found.said() == "not testable: 1 of 16 models ignore their source"
+    asked = judge.table(models).set_index("id")
+    assert asked["conditional"].to_dict() == {"P1": True, "P2": True, "P3": False, "P4": True}
+    assert asked.loc["P3", "p_holm"] == pytest.approx(4 * judge.answer(judge.QUESTIONS[2], models).p)
+    assert math.isnan(asked.loc["P1", "p_holm"])  # it has no answer, and counts in the correction of the others
     assert found.found.n == 7
     assert found.found.mean == pytest.approx(whole.found.mean, abs=0.05)
     count, n, (low, high) = judge.constant(models[protocol.DEEP, 18])

@@ -10,7 +10,8 @@ raises its loss by more than .1 nats/token at the end (``source_worth``).
 - A question is answered if all seeds are there and every model of its arms is eligible. The 95 % t-interval over seeds
   says: "matters" where it lies wholly beyond the margin of .05 on one side; "undecidable at this n" where it does not,
   and its half-width is above the margin; "equivalent" where it lies within the margin; "differs" where it excludes 0;
-  else "cannot tell". Holm's correction over P1 to P4 is printed for the test of a difference from 0.
+  else "cannot tell". Holm's correction over P1 to P4 is printed for the test of a difference from 0; a question
+  without an answer has none, and counts with p = 1.
 - Otherwise the answer is "not testable: N of M models ignore their source", and the difference over the seeds in which
   every model is eligible is printed as *conditional*: it describes, and decides nothing.
 
@@ -81,6 +82,11 @@ class Answer:
     @property
     def complete(self) -> bool:
         return self.models == len(protocol.JUDGED_SEEDS) * len(self.question.terms())
+
+    @property
+    def answered(self) -> bool:
+        """True if all models are there and read their source; else the difference is conditional."""
+        return self.complete and not self.ignoring
 
     def said(self) -> str:
         """The answer in words."""
@@ -204,6 +210,8 @@ def largest_rates(largest: Mapping[str, Mapping[int, float]], grid: Sequence[flo
 def models_of(tables: Path, part: float = 1) -> Models:
     """The runs of ``tables``/ledger.csv at the rates that the search chose, or at this part of them."""
     found: dict[tuple[str, int], dict[int, Model]] = {}
+    if not (tables / "ledger.csv").exists():
+        return found
     ledger = Ledger(tables / "ledger.csv").frame()
     for line in ledger.to_dict("records"):
         arm, layers = str(line["label"]), int(line["layers"]) // 2
@@ -217,14 +225,16 @@ def models_of(tables: Path, part: float = 1) -> Models:
 
 
 def table(models: Models) -> pd.DataFrame:
-    """One row a question: mean, interval and n over eligible seeds, half-width, p after Holm, answer."""
+    """One row a question: mean, interval and n over eligible seeds, half-width, p after Holm, whether the difference is
+    conditional, answer."""
     answers = [answer(question, models) for question in QUESTIONS]
     rows = []
-    for one, p in zip(answers, holm([one.p for one in answers]), strict=True):
+    for one, p in zip(answers, holm([one.p if one.answered else 1.0 for one in answers]), strict=True):
         mean, low, high, n = one.found.mean, one.found.low, one.found.high, one.found.n
-        own = (one.question.id, one.question.text, n, mean, low, high, (high - low) / 2, p, one.said())
-        rows.append(own)
-    columns = ["id", "question", "n", "mean", "low", "high", "half_width", "p_holm", "answer"]
+        tested = p if one.answered else math.nan
+        own = (one.question.id, one.question.text, n, mean, low, high, (high - low) / 2, tested)
+        rows.append((*own, not one.answered, one.said()))
+    columns = ["id", "question", "n", "mean", "low", "high", "half_width", "p_holm", "conditional", "answer"]
     return pd.DataFrame(rows, columns=columns)
 
 

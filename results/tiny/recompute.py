@@ -30,6 +30,12 @@ from stabilitylab.reports.statistics import t_interval
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md", "docs/ledger.md"))
 
 
+def asked(question: questions.Question) -> str:
+    """A question, the arms whose difference answers it, and where."""
+    where = "18 minus 6 layers a side" if question.depths else "18L-18L"
+    return f"{question.id} {question.text} {title(question.first)} - {title(question.second)}, {where}"
+
+
 def answers() -> list[str]:
     """The four primary questions."""
     path = HERE / "sentences.csv"
@@ -37,10 +43,9 @@ def answers() -> list[str]:
     columns = ("question", "difference [nats/token]", "95 % over seeds", "n", "95 % over sentences")
     rows = []
     for row, question in zip(found.to_dict("records"), questions.QUESTIONS, strict=True):
-        where = "18 minus 6 layers a side" if question.depths else "18L-18L"
         rows.append(
             (
-                f"{row['id']} {row['question']} {title(question.first)} - {title(question.second)}, {where}",
+                asked(question),
                 number(row["mean"]),
                 interval(row["low"], row["high"]),
                 row["n"],
@@ -129,6 +134,21 @@ def third() -> list[str]:
     return table((*first, "constant encoder", "share of constant encoders, 95 %"), rows)
 
 
+def third_answers() -> list[str]:
+    """The four questions of the third comparison: a difference is shown when all of its runs are in."""
+    models, halved = judge.models_of(judge.TABLES), judge.models_of(judge.HALVED, 0.5)
+    rows = []
+    for row, question in zip(judge.table(models).to_dict("records"), judge.QUESTIONS, strict=True):
+        shown = ("", "", "", "")
+        if not row["answer"].startswith("open"):
+            tested = "conditional" if row["conditional"] else number(row["p_holm"], ".2g")
+            shown = (number(row["mean"]), interval(row["low"], row["high"]), row["n"], tested)
+        at_half = judge.robustness(question, models, halved).said()
+        rows.append((asked(question), *shown, row["answer"], at_half))
+    columns = ("question", "difference [nats/token]", "95 % over seeds", "n", "p (Holm)", "answer", "at half the rates")
+    return table(columns, rows)
+
+
 def third_losses() -> list[str]:
     """What the third comparison's models end with where all runs of a depth are in and read: it describes."""
     models, layers, base = judge.models_of(judge.TABLES), protocol.LAYERS[0], protocol.SMALL
@@ -148,6 +168,7 @@ def third_losses() -> list[str]:
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "third": third, "third_losses": third_losses,
+    "third_answers": third_answers,
     "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
