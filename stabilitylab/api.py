@@ -37,6 +37,7 @@ from .probes.parameters.untrained import untrained
 from .probes.places.naming import unwrapped
 from .schema import Sink
 from .store import AbsentRun, RunWriter
+from .store.sparing import SparingWriter
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -248,8 +249,8 @@ def watch(
 
     def create() -> RunWriter:
         if resume is not None:
-            return RunWriter.resume(out, resume["part"], manifest=manifest, run_id=resume.get("run", ""))
-        return RunWriter.create(out, manifest)
+            return SparingWriter.resume(out, resume["part"], manifest=manifest, run_id=resume.get("run", ""))
+        return SparingWriter.create(out, manifest)
 
     def with_tracker() -> Sink | None:
         if tracker is None or isinstance(run, AbsentRun):

@@ -17,7 +17,7 @@ def before_step(optimizer: Any, look: Callable[[], object]) -> Any:
     def hook(own: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         positional = args[1:2]  # behind the optimizer itself
         closure = kwargs.get("closure", positional[0] if positional else None)
-        if closure is None:
+        if not callable(closure):  # Sophia's and Polyak's steps take a number
             look()
             return None
         looked = False
