@@ -151,7 +151,7 @@ class Quantile(Rule):
         into.view(-1).scatter_add_(0, flat.flatten(), counts.flatten())
 
     def finish(self, parts: torch.Tensor) -> torch.Tensor:
-        reached = parts[:, :-1].cumsum(1)
+        reached = parts[:, :-1].long().cumsum(1).double()  # CUDA has no deterministic one of floating-point numbers
         place = (reached < self.q * reached[:, -1:]).sum(1)
         middles = torch.exp2((place.double() - 0.5) / self.per_octave + self.low)
         middles = torch.where(place == 0, 0.0, torch.where(place >= self.width - 2, torch.inf, middles))

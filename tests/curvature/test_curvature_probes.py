@@ -386,6 +386,31 @@ def test_bf16_has_the_critical_rate_of_float32_to_ten_percent() -> None:
     assert found[True] == pytest.approx(found[False], rel=0.1)
 
 
+def test_autocast_around_the_whole_update_hides_no_parameters() -> None:
+    """The context keeps casts of the parameters before the update, which are not those that are tried."""
+    found = {}
+    for around in (False, True):
+        model, sink = Toy(layers=3), ListSink()
+        inner = entries(model, batch(99, rows=16))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def loss(inner=inner) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return inner().float()
+
+        with Watcher(
+            model, sink, probes="critical_sharpness", optimizer=optimizer, curvature_every=1, curvature_loss=loss
+        ) as watcher:
+            for _ in range(3):
+                with torch.autocast("cpu", torch.bfloat16, enabled=around):
+                    loss().mean().backward()
+                    watcher.step()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        found[around] = [numbers(sink, row, "critical_sharpness")["critical_rate"] for row in range(3)]
+    assert found[True] == pytest.approx(found[False], rel=1e-6)
+
+
 # Where the loss comes from -------------------------------------------------------------------------------------------
 
 

@@ -83,3 +83,16 @@ def test_rows_are_apart() -> None:
         parts = torch.full((3, rule.width), 0.0 if rule.additive else -torch.inf, dtype=torch.float64)
         rule.add(parts, torch.tensor([2, 0]), torch.tensor([[8.0], [2.0]]), torch.ones(1, dtype=torch.bool))
         assert rule.finish(parts)[[0, 2]].tolist() == pytest.approx([2.0, 8.0], rel=0.0222)
+
+
+def test_a_quantile_needs_no_sum_of_floating_point_numbers_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torch.use_deterministic_algorithms(True) CUDA has none; its tests may run without a GPU."""
+    own = torch.Tensor.cumsum
+
+    def cumsum(numbers: torch.Tensor, dim: int) -> torch.Tensor:
+        assert not numbers.is_floating_point(), "cumsum does not have a deterministic implementation"
+        return own(numbers, dim)
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
+    values = torch.arange(1.0, 101.0).view(1, 100)
+    assert applied(Quantile(q=0.99), values, torch.ones(1, 100, dtype=torch.bool)) == pytest.approx(99, rel=0.0222)

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...schema import Row
 from ..base import Collected, Probe
 from ..parameters.ranks import RankShare
+from ..parameters.squares import PATTERNS
 from ..places.sites import Site
 from .masks import Masks
 
@@ -99,7 +100,9 @@ class Board:
 
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if (index := self._index.get(key := tuple(rows))) is None:
-            index = self._index[key] = torch.tensor(rows, device=values.device)
+            index = torch.tensor(rows, device=values.device)
+            if len(self._index) < PATTERNS:
+                self._index[key] = index
         for place, column in self._readers.get(raw, ()):
             self.rules[column].add(self.parts[column], index, values, weight)
             self._seen[rows, place] = True

@@ -235,6 +235,7 @@ class Landscape:
                 own.data.copy_(old)
             else:
                 own.data.copy_(torch.lerp(old.to(new.device), new, share))
+        torch.clear_autocast_cache()  # a context around the whole update keeps casts of the parameters before it
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self._after, self._before, strict=True)

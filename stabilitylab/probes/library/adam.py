@@ -14,6 +14,7 @@ from torch import optim
 from ..base import Collected, ParameterProbe, probe, wide
 from ..parameters.layouts import local, local_gradient
 from ..parameters.pieces import Parameters
+from ..parameters.squares import PATTERNS
 from ..rules import Mean, Ratio
 
 FLOOR = 10.0  # in units of eps
@@ -114,9 +115,11 @@ class AdamState(ParameterProbe):
             numbers = formulas(
                 [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
-            if (key := (*some,)) not in self._entries:
-                self._entries[key] = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
-            found.append((self._entries[key], *(by_row(some, values) for values in numbers.values())))
+            if (entries := self._entries.get(key := (*some,))) is None:
+                entries = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+                if len(self._entries) < PATTERNS:
+                    self._entries[key] = entries
+            found.append((entries, *(by_row(some, values) for values in numbers.values())))
         entries, ratio, update, clear = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
         return entries, ratio, update, clear
 

@@ -11,6 +11,7 @@ from torch._utils import _flatten_dense_tensors
 
 from ..places.attending import Part
 
+PATTERNS = 64  # of absent tensors that are remembered, the first ones: experts and skipped layers make ever new ones
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries per operator call: a cache full on a CPU; few launches on a GPU
 DOTTED = 1 << 22  # entries that are widened to float64 at a time for a product
@@ -51,7 +52,10 @@ class Squares:
 
     def __call__(self, values: Values) -> torch.Tensor:
         pattern = tuple([1 + value.is_sparse if is_counted(value) else 0 for value in values])
-        plan = self._plans.get(pattern) or self._plans.setdefault(pattern, self._plan(pattern))
+        if (plan := self._plans.get(pattern)) is None:
+            plan = self._plan(pattern)
+            if len(self._plans) < PATTERNS:
+                self._plans[pattern] = plan
         # float64 inside too: a float32 norm of entries below 1e-23 is exactly 0, of entries above 1e19 it is inf
         norms = [torch.linalg.vector_norm(_stacked(values, s), dim=1, dtype=torch.float64) for s in plan.stacks]
         for cuts, room, places in plan.widened:
