@@ -147,7 +147,7 @@ class Watcher:
         self._forensics = Forensics(training, reference, checks)
         listed: list[Instrument] = [
             Agreement(),
-            ParameterTables(),
+            ParameterTables(checks),
             training,
             checks,
             LeftoverGradients(training, checks),

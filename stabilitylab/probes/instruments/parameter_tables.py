@@ -9,10 +9,19 @@ from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..base import Collected, ParameterProbe, When
 from .instrument import Instrument, Moment
+from .loop_checks import LoopChecks
 
 
 class ParameterTables(Instrument):
-    """Fills the tables of probes of parameters: while gradients are there, and once all optimizers have stepped."""
+    """Fills the tables of probes of parameters: while gradients are there, and once all optimizers have stepped.
+
+    Each row is of the parameters that the model has then. Where others come than the tables have rows for, the tables
+    and the norm of the whole gradient end.
+    """
+
+    def __init__(self, checks: LoopChecks) -> None:
+        self._checks = checks
+        self._ended = False
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -22,6 +31,7 @@ class ParameterTables(Instrument):
         return self._watched.on("step", "update")
 
     def after_backward(self, row: RowRecord) -> None:
+        self._follow(row.step)
         later = False
         parameters = self._watched.parameters
         if self._watched.due(row.step):
@@ -33,7 +43,7 @@ class ParameterTables(Instrument):
                 later |= board.probe.on == "step"
                 self._before(board)
         if self._watched.total and not later and "grad_norm_total" not in row:
-            row.metric("grad_norm_total", parameters.total_norm())
+            row.metric("grad_norm_total", None if self._ended else parameters.total_norm())
 
     def after_update(self, row: RowRecord) -> None:
         if self._watched.due(row.step):
@@ -43,6 +53,21 @@ class ParameterTables(Instrument):
         if not self._watched.due(row.step) or moment not in ("after_backward", "after_update"):
             return ()
         return self._boards("step" if moment == "after_backward" else "update")
+
+    def _follow(self, row: int) -> None:
+        """Read the parameters that the model has now; end what would miss some of them."""
+        watched = self._watched
+        if self._ended or not (names := watched.parameters.follow()):
+            return
+        self._ended = True
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        self._checks.warn(
+            row,
+            "parameters",
+            f"the model has got or lost parameters since watch began ({names[0]}{more}): grad_norm_total and the "
+            "tables of parameters would miss them and end here; give watch the model with all its parameters",
+        )
+        watched.guard.stop(watched.on("step", "update", "curvature"), "the model has got or lost parameters")
 
     def _boards(self, when: When) -> list[Board]:
         """Return the boards of "step" or "update". The sums of an optimizer's own step come with the update."""

@@ -13,7 +13,7 @@ from torch import nn
 from ...errors import UsageError
 from ...schema import Row
 from ..places.attending import TRANSPOSED, Part, query_key
-from ..places.naming import modules_of, parameters_of, unwrapped
+from ..places.naming import ParameterPlaces, modules_of, unwrapped
 from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
 from .agreement import Gradient, differing
@@ -50,9 +50,10 @@ class Parameters:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks: Processes = ALONE,
     ) -> None:
-        inner, modules, known = unwrapped(model), modules_of(model), parameters_of(model)
+        self._places = ParameterPlaces(model)
+        inner, modules, known = unwrapped(model), modules_of(model), self._places()
         self.names = list(known)
-        self._model, self._ranks = model, ranks
+        self._ranks = ranks
         self._own: list[torch.Tensor] = list(known.values())
         self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizers = tuple(optimizers)
@@ -84,7 +85,8 @@ class Parameters:
         """Read the part of every parameter that this rank holds. With parallel='later' this happens at the first
         forward, since parallelize_module replaces the parameters."""
         ranks = self._ranks
-        self._own = list(parameters_of(self._model).values())
+        self._known = self._places()
+        self._own = list(self._known.values())
         self._sharded = ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks.alone else [ranks.layout(self._own[index]).share for index, _ in cuts]
@@ -97,6 +99,25 @@ class Parameters:
         sizes = [tensor.numel() if is_counted(tensor) else 0 for tensor in held]
         entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
         self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
+
+    def follow(self) -> list[str]:
+        """Read the parameters that the model has now. Parameters that stand where others of the same name, shape and
+        type stood are bound in their place. If any other parameter came or went, return the names of those; else [].
+        With several processes every parameter that came is named, since what each rank holds of it is not known."""
+        found = self._places()
+        if found is self._known:
+            return []
+        self._known = found
+        bound = dict(zip(self.names, self._own, strict=True))
+        now = {name: _as_bound(parameter, bound.get(name)) for name, parameter in found.items()}
+        ours, theirs = {*map(id, bound.values())}, {*map(id, now.values())}
+        if ours == theirs:
+            return []
+        if self._ranks.alone and list(now) == self.names and all(_alike(now[name], bound[name]) for name in now):
+            self.bind()
+            return []
+        came = [name for name, parameter in now.items() if id(parameter) not in ours]
+        return came or [name for name, parameter in bound.items() if id(parameter) not in theirs]
 
     @property
     def have_gradients(self) -> bool:
@@ -283,6 +304,15 @@ class Parameters:
 
     def _index(self, numbers: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=np.int64)).to(self.device)
+
+
+def _as_bound(parameter: torch.Tensor, bound: torch.Tensor | None) -> torch.Tensor:
+    """Return a parameter as it was bound: between passes FSDP2 may show the whole parameter in place of its shards."""
+    return bound if hasattr(bound, "placements") and not hasattr(parameter, "placements") else parameter  # pyright: ignore
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def _below(flat: torch.Tensor, eps: float) -> torch.Tensor:

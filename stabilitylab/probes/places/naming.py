@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -76,22 +78,36 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class ParameterPlaces:
-    """The places of a model's parameters: found once, since a walk over all modules takes time, and read at each call,
-    since a module may get another parameter."""
+    """The parameters of a model by name, right at each call: the walk over all modules is made again only if a module
+    has got another parameter or another child since."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._walk()
+
+    def __call__(self) -> dict[str, nn.Parameter]:
+        """Return name -> parameter, as :func:`parameters_of` does: the same dict as before if nothing has changed."""
+        held = self._values()
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            self._walk()
+        return self._found
+
+    def _walk(self) -> None:
+        modules = named(self._model)
+        self._registries: list[dict[str, Any]] = []
         seen: set[nn.Parameter] = set()
-        self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] = []
-        for each in named(model):
+        self._found: dict[str, nn.Parameter] = {}
+        for each in modules:
+            self._registries += (each.module._parameters, each.module._modules)
             for key, parameter in each.module._parameters.items():
                 if parameter is not None and parameter not in seen:
                     seen.add(parameter)
-                    self._places.append((f"{each.path}.{key}".lstrip("."), each.module._parameters, key))
+                    self._found[f"{each.path}.{key}".lstrip(".")] = parameter
+        self._held = self._values()
 
-    def __call__(self) -> dict[str, nn.Parameter]:
-        """Return name -> parameter, as :func:`parameters_of` does."""
-        found = ((name, registry.get(key)) for name, registry, key in self._places)
-        return {name: parameter for name, parameter in found if parameter is not None}
+    def _values(self) -> list[Any]:
+        """Return all parameters and children of the modules that were found."""
+        return [*chain.from_iterable(map(dict.values, self._registries))]
 
 
 def lies_in(path: str, homes: Collection[str]) -> bool:
