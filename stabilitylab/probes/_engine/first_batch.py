@@ -16,14 +16,18 @@ from .masks import Mask, Masks
 
 
 class FirstBatch(ForwardCopies):
-    """A reference: the first training forward that ended, with its mask."""
+    """A reference: the first training forward that ended, with its mask.
+
+    ``masks``: those of the training pass, which asks the caller once per forward. ``renewed`` tells whether the forward
+    that runs has renewed them, as one does whose probes look at it.
+    """
 
     what = "the first batch"
     instead = "reference=, a function that runs the model on a fixed batch"
 
-    def __init__(self, model: nn.Module, masks: Masks, trains: Callable[[], bool]) -> None:
+    def __init__(self, model: nn.Module, masks: Masks, trains: Callable[[], bool], renewed: Callable[[], bool]) -> None:
         super().__init__(model, trains)
-        self._masks = masks
+        self._masks, self._renewed = masks, renewed
         self._given: tuple[Any, ...] | None = None  # args, kwargs
         self._mask: Mask | None = None
 
@@ -68,6 +72,8 @@ class FirstBatch(ForwardCopies):
         return self._given is None
 
     def beside(self) -> Mapping[str, Any]:
+        if not self._renewed():
+            self._masks.renew()
         return {"mask": self._masks.given()}
 
     def take(self, given: tuple[Any, ...]) -> None:

@@ -39,7 +39,7 @@ class ForwardCopies:
         raise NotImplementedError
 
     def beside(self) -> Mapping[str, Any]:
-        """Return what is copied with the arguments."""
+        """Return what is copied once the forward has ended, beside the arguments."""
         return {}
 
     def take(self, given: tuple[Any, ...]) -> None:
@@ -61,12 +61,7 @@ class ForwardCopies:
             self._inside += 1
             return
         self._begun, self._inside = None, 0
-        try:
-            self._begun = each_tensor(lambda t: t.detach().clone(), args=args, kwargs=kwargs, **self.beside())
-        except NotCopied as error:
-            self.refused = f"{self.what} holds {error}, of which no copy can be kept ({self.instead}, does without)"
-        except Exception as error:  # of the caller's classes: training goes on
-            self.refused = f"{self.what} cannot be copied: {said(error)}"
+        self._begun = self._copied(lambda: {"args": args, "kwargs": kwargs})
 
     def _end(self, *_: object) -> None:
         if self._begun is None or not self._trains():
@@ -75,4 +70,15 @@ class ForwardCopies:
             self._inside -= 1
             return
         given, self._begun = self._begun, None
-        self.take(given)
+        if (beside := self._copied(self.beside)) is not None:
+            self.take((*given, *beside))
+
+    def _copied(self, of: Callable[[], Mapping[str, Any]]) -> tuple[Any, ...] | None:
+        """Return copies; None, and the reason in ``refused``, if there can be none."""
+        try:
+            return (*each_tensor(lambda t: t.detach().clone(), **of()),)
+        except NotCopied as error:
+            self.refused = f"{self.what} holds {error}, of which no copy can be kept ({self.instead}, does without)"
+        except Exception as error:  # of the caller's classes: training goes on
+            self.refused = f"{self.what} cannot be copied: {said(error)}"
+        return None

@@ -52,7 +52,7 @@ class ReferenceRows(Instrument):
         self.given: Callable[[], Any] | FirstBatch
         if isinstance(watched.reference, str):
             passes = self._training.passes
-            self.given = FirstBatch(watched.model, passes.masks, passes.trains)
+            self.given = FirstBatch(watched.model, passes.masks, passes.trains, lambda: passes.attached)
             mask = self.given.mask
         else:
             self.given = watched.reference

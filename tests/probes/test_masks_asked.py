@@ -1,0 +1,107 @@
+"""A function ``mask=`` is asked once a forward pass, and the first batch keeps the mask of its own pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from probe_toys import ListSink
+from torch import Tensor, nn
+
+from stabilitylab.probes import Watcher
+
+WIDTH, TOKENS, ROWS = 6, 5, 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor, fails: bool = False) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        if fails:
+            raise MemoryError
+        return x
+
+
+def data(seed: int) -> Tensor:
+    return torch.randn(ROWS, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def first_tokens(number: int) -> Tensor:
+    """A mask (B, T) that is True on the first tokens of each row."""
+    return (torch.arange(TOKENS) < number).expand(ROWS, TOKENS)
+
+
+def norm_of_input(seed: int, mask: Tensor) -> float:
+    return float(data(seed).norm(dim=-1)[mask].mean())
+
+
+class Asked:
+    """Hands out one mask a call: that of the first token, of the first two, and so on."""
+
+    def __init__(self) -> None:
+        self.masks: Iterator[Tensor] = map(first_tokens, range(1, TOKENS + 1))
+        self.calls = 0
+
+    def __call__(self) -> Tensor:
+        self.calls += 1
+        return next(self.masks)
+
+
+@pytest.mark.parametrize("reference", [None, "first batch"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_each_forward_has_the_mask_that_was_meant_for_it(reference: str | None, parts: int) -> None:
+    model, sink, asked = Net().double(), ListSink(), Asked()
+    options = {
+        "probes": "ln_input,output_norm" if reference else "ln_input",
+        "every": 1,
+        "reference": reference,
+        "mask": asked,
+    }
+    with Watcher(model, sink, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), **options) as watcher:
+        for t in range(2):
+            for part in range(parts):
+                model(data(t * parts + part)).square().mean().backward()
+            watcher.step()
+            assert asked.calls == (t + 1) * parts
+            watcher._watched.optimizers[0].step()
+            model.zero_grad()
+    masks = [first_tokens(number) for number in range(1, 2 * parts + 1)]
+    for t in range(2):
+        own = range(t * parts, (t + 1) * parts)
+        tokens = [int(masks[at].sum()) for at in own]
+        sums = [norm_of_input(at, masks[at]) * count for at, count in zip(own, tokens, strict=True)]
+        found = sink.column(t, "ln_input", "value")["layers.0.0"]
+        assert found == pytest.approx(sum(sums) / sum(tokens), rel=1e-9)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_the_first_batch_keeps_the_mask_of_its_own_pass(every: int) -> None:
+    """The first forward raises, after the probes have asked for its mask: that of the second is kept. With every=5 no
+    probe looks at the pass of row 1, which is the first that ends."""
+    model, sink, calls = Net().double(), ListSink(), []
+    masks = {0: first_tokens(1), 1: first_tokens(3)}
+
+    def mask() -> Tensor:
+        calls.append(len(calls))
+        return masks[coming]
+
+    options = {"probes": "ln_input,output_norm", "every": every, "update_every": 1, "mask": mask}
+    with Watcher(model, sink, reference="first batch", **options) as watcher:
+        coming = 0
+        with pytest.raises(MemoryError):
+            model(data(0), fails=True)
+        if every > 1:
+            watcher.step()  # the row of the pass that failed
+        asked, coming = len(calls), 1
+        model(data(1)).square().mean().backward()
+        assert len(calls) == asked + 1
+        watcher.step()
+    with torch.no_grad():
+        wanted = float(model(data(1)).norm(dim=-1)[masks[1]].mean())
+    found = sink.column(0 if every == 1 else 1, "output_norm", "value")
+    assert list(found.values()) == pytest.approx([wanted], rel=1e-9)
