@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Protocol
 
 import torch
 
 from ..errors import ResourceError, UsageError
+from ..probes.parameters.layouts import local
+from ..probes.state.bits import version
 
 try:
     from accelerate import Accelerator
@@ -19,8 +21,13 @@ except ImportError as error:
     raise ResourceError("Accelerate is not installed: pip install accelerate.") from error
 
 
+Mark = tuple[torch.Tensor | None, int | None]  # a gradient, and autograd's count of writes to it
+
+
 class Listener(Protocol):
     def loss(self, loss: torch.Tensor) -> None: ...
+
+    def drop(self) -> None: ...
 
     def row(self) -> None: ...
 
@@ -32,7 +39,8 @@ class Seam:
     A trainer gives its callbacks neither the accelerator nor a moment before clipping. Two methods of the class are
     therefore wrapped while any seam is open: ``Accelerator.backward`` and ``Accelerator.unscale_gradients``, with which
     ``clip_grad_norm_`` and ``clip_grad_value_`` begin. The ``step`` of this optimizer is wrapped for loops that do not
-    clip.
+    clip. If the loop goes on without that step, the next backward that reaches the optimizer's gradients begins another
+    update, and losses whose gradients are gone are dropped.
     """
 
     def __init__(self, optimizer: Any, listener: Listener) -> None:
@@ -44,6 +52,8 @@ class Seam:
             raise UsageError(f"{kind.value} keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")
         self.optimizer, self.listener = optimizer, listener
         self.read = False  # True if the gradients of this update were read
+        self._came = False  # True if the last backward left gradients
+        self._before: list[Mark] | None = None  # of the gradients that were read, before another backward
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -56,6 +66,27 @@ class Seam:
         if not self.read:
             self.read = True
             self.listener.row()
+
+    def backward_begins(self) -> None:
+        """Drop the loss so far if the gradients of it were there and are gone: no update is made of them."""
+        if self._came and not self._has_gradients():
+            self.listener.drop()
+        self._before = self._marks() if self.read else None
+
+    def backward_ended(self) -> None:
+        before, self._before = self._before, None
+        self._came = self._has_gradients()
+        if before is not None and not all(map(_is_same, before, self._marks())):
+            self.read = False  # the update whose gradients were read was not made
+
+    def _gradients(self) -> Iterator[torch.Tensor | None]:
+        return (parameter.grad for group in self.inner.param_groups for parameter in group["params"])
+
+    def _has_gradients(self) -> bool:
+        return any(gradient is not None for gradient in self._gradients())
+
+    def _marks(self) -> list[Mark]:
+        return [(gradient, None if gradient is None else version(local(gradient))) for gradient in self._gradients()]
 
     def open(self) -> None:
         if not _OPEN:
@@ -96,6 +127,11 @@ class Seam:
         return step
 
 
+def _is_same(one: Mark, other: Mark) -> bool:
+    """Return True if nothing was written to a gradient between two marks of it."""
+    return one[0] is other[0] and one[1] == other[1]
+
+
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
@@ -108,10 +144,14 @@ _BEFORE: dict[str, Any] = {}
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(self: Accelerator, loss: torch.Tensor, **kwargs: Any) -> Any:
-        for seam in _OPEN:
-            if seam.belongs(self):
-                seam.listener.loss(loss.detach() / self.gradient_accumulation_steps)  # as the original divides
-        return original(self, loss, **kwargs)
+        seams = [seam for seam in _OPEN if seam.belongs(self)]
+        for seam in seams:
+            seam.backward_begins()
+            seam.listener.loss(loss.detach() / self.gradient_accumulation_steps)  # as the original divides
+        result = original(self, loss, **kwargs)
+        for seam in seams:
+            seam.backward_ended()
+        return result
 
     return backward
 

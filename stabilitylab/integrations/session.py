@@ -85,6 +85,10 @@ class Session:
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
+    def drop(self) -> None:
+        """Forget the loss of the micro-batches so far: their gradients are gone, and no update is made of them."""
+        self._loss = None
+
     def _follow_batches(self, model: nn.Module) -> Callable[[], None]:
         """Give the recorder the arguments of each training forward as its batch, since the loop is the trainer's;
         return the function that ends this. Arguments without a name are the list ``args``."""

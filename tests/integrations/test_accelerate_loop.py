@@ -158,3 +158,48 @@ def test_an_optimizer_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("when", ["after clipping", "before clipping"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_update_has_its_row_after_one_that_the_loop_left_out(tmp_path: Path, when: str, accumulate: int) -> None:
+    """An update that is left out after clipping has a row of its own; one that is left out before has none, and its
+    loss goes with its gradients."""
+    accelerator, subject, wanted = Accelerator(cpu=True), model(), []
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+    with watch(prepared, optimizer, out=tmp_path / "run", every=1):
+        for t in range(5):
+            losses = []
+            for part in range(accumulate):
+                content: Any = batch(range(2 * (accumulate * t + part), 2 * (accumulate * t + part) + 2))
+                losses.append(prepared(**content).loss)
+                accelerator.backward(losses[-1])
+            row = (
+                sum(loss.item() for loss in losses),
+                norm([p.grad for p in subject.parameters() if p.grad is not None]),
+            )
+            if t != 2 or when == "after clipping":
+                wanted.append(row)
+                accelerator.clip_grad_norm_(prepared.parameters(), CLIP)
+            if t != 2:
+                optimizer.step()
+            optimizer.zero_grad()
+    metrics = sl.Run.open(tmp_path / "run").metrics
+    assert list(metrics["step"]) == list(range(len(wanted)))
+    assert list(metrics["loss"]) == pytest.approx([loss for loss, _ in wanted], rel=1e-6)
+    assert list(metrics["grad_norm_total"]) == pytest.approx([total for _, total in wanted], rel=1e-9)
+
+
+def test_a_backward_of_another_model_between_clipping_and_the_step_begins_no_update(tmp_path: Path) -> None:
+    accelerator, subject, other = Accelerator(cpu=True), model(), model(seed=8)
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+    beside = accelerator.prepare(other)
+    with watch(prepared, optimizer, out=tmp_path / "run", every=1):
+        for t in range(3):
+            content: Any = batch(range(2 * t, 2 * t + 2))
+            accelerator.backward(prepared(**content).loss)
+            accelerator.clip_grad_norm_(prepared.parameters(), CLIP)
+            accelerator.backward(beside(**content).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert list(sl.Run.open(tmp_path / "run").metrics["step"]) == [0, 1, 2]
