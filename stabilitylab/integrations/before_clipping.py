@@ -115,14 +115,32 @@ class Seam:
         else:
             self.optimizer.step = self._step
 
+    def _with_closure(self, step: Callable[..., Any], closure: Callable[[], Any]) -> Any:
+        """Step with a closure that computes the gradients: they are read after its first evaluation, if it does not
+        clip them itself. The listener leaves out all that comes in the same step after that."""
+
+        def reading() -> Any:
+            result = closure()
+            self.ready()
+            return result
+
+        self.read = False
+        try:
+            return step(reading)
+        finally:
+            self.read = False
+
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(optimizer: AcceleratedOptimizer, *args: Any, **kwargs: Any) -> Any:
-            if self in _OPEN and optimizer.gradient_state.sync_gradients:
-                if not self.read and optimizer.scaler is not None:
-                    optimizer.scaler.unscale_(self.inner)  # nothing was clipped; the scaler's step would do it now
-                self.ready()
-                self.read = False  # the next backward belongs to another update
-            return original(*args, **kwargs)
+        def step(optimizer: AcceleratedOptimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if self not in _OPEN or not optimizer.gradient_state.sync_gradients:
+                return original(closure)
+            if closure is not None:
+                return self._with_closure(original, closure)
+            if not self.read and optimizer.scaler is not None:
+                optimizer.scaler.unscale_(self.inner)  # nothing was clipped; the scaler's step would do it now
+            self.ready()
+            self.read = False  # the next backward belongs to another update
+            return original()
 
         return step
 

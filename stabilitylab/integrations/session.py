@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,9 @@ class Session:
     ``mask="auto"``: from the batches (:class:`.BatchMasks`). ``reference``: as for :func:`stabilitylab.watch`, or a
     batch, on which ``model(**batch)`` is run. ``step``: the number of updates that ``model`` has had. A recorder gets
     the arguments of each training forward as its batch; with ``shows_batches`` what :meth:`batch` is given.
+
+    An update has one row. If the optimizer's step computes the gradients itself, by a closure, the row is of the first
+    evaluation, at theta_t; what the same step computes after that (as L-BFGS does) is left out.
     """
 
     def __init__(
@@ -55,6 +59,14 @@ class Session:
         self._loss: torch.Tensor | None = None
         self._row: Mapping[str, float | None] = {}  # the metrics of the last update, read when they are looked at
         self._unfollow = self.masks.follow(model) if self.masks else lambda: None
+        self._steps = False  # True while the optimizer steps
+        self._after_row = ExitStack()  # closed where the step ends in which the row was made
+        self._left_out = False  # True until then
+        # before watch() puts its own hooks there: what those run is not left out
+        self._on_step = (
+            optimizer.register_step_pre_hook(self._step_begins),
+            optimizer.register_step_post_hook(self._step_ended),
+        )
         self._error = getattr(sys, "last_value", None)
         self._process = os.getpid()
         self.open = True
@@ -69,7 +81,7 @@ class Session:
                 **options,
             )
         except BaseException:
-            self._unfollow()
+            self._unhook()
             raise
         follows = isinstance(options.get("record"), Recorder) and not shows_batches
         self._unrecord = self._follow_batches(model) if follows else lambda: None
@@ -82,6 +94,8 @@ class Session:
 
     def loss(self, loss: torch.Tensor) -> None:
         """Add the contribution of one micro-batch to the loss of the row."""
+        if self._left_out:
+            return
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
@@ -94,15 +108,34 @@ class Session:
         return the function that ends this. Arguments without a name are the list ``args``."""
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module.training and torch.is_grad_enabled() and self.open:
+            if module.training and torch.is_grad_enabled() and self.open and not self._left_out:
                 self.watcher.batch({**kwargs, **({"args": list(args)} if args else {})})
 
         return model.register_forward_pre_hook(look, with_kwargs=True).remove
 
     def row(self) -> None:
         """End a row: gradients are those of the whole batch, unscaled and not clipped yet."""
+        if self._left_out:
+            return
         loss, self._loss = self._loss, None
         self._row = self.watcher.step(loss=loss, lr=self._optimizer.param_groups[0]["lr"])
+        if self._steps:
+            self._left_out = True
+            self._after_row.enter_context(self.watcher.off())
+
+    def _step_begins(self, *_: object) -> None:
+        self._step_ended()  # one that an error ended
+        self._steps = True
+
+    def _step_ended(self, *_: object) -> None:
+        self._steps = self._left_out = False
+        self._after_row.close()
+
+    def _unhook(self) -> None:
+        self._step_ended()
+        for handle in self._on_step:
+            handle.remove()
+        self._unfollow()
 
     def gradient_norm(self, wait: bool) -> float | None:
         """Return the norm of the whole gradient, before clipping, for a progress bar; None where the row has none.
@@ -147,7 +180,7 @@ class Session:
                 self.watcher.__exit__(type(error) if error else None, error, None)
             finally:
                 self._unrecord()
-                self._unfollow()  # only now: the last reference pass has a mask too
+                self._unhook()  # only now: the last reference pass has a mask too
 
 
 def refuse(options: Mapping[str, Any]) -> None:

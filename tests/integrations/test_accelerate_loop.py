@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,52 @@ def test_a_backward_of_another_model_between_clipping_and_the_step_begins_no_upd
             optimizer.step()
             optimizer.zero_grad()
     assert list(sl.Run.open(tmp_path / "run").metrics["step"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_an_update_that_evaluates_its_closure_several_times_has_one_row(tmp_path: Path, clip: bool) -> None:
+    """L-BFGS: the row is of the first evaluation, at theta_t."""
+
+    def train(watched: bool) -> tuple[nn.Module, list[tuple[float, float, float]], int]:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator, subject, wanted, count = Accelerator(cpu=True), model(), [], 0
+        lbfgs = torch.optim.LBFGS(subject.parameters(), lr=0.1, max_iter=3, tolerance_grad=0, tolerance_change=0)
+        prepared, optimizer = accelerator.prepare(subject, lbfgs)
+        inputs: list[torch.Tensor] = []
+        handle = subject.transformer.h[0].ln_1.register_forward_pre_hook(
+            lambda m, args: inputs.append(args[0].detach())
+        )
+        out = tmp_path / "run"
+        options = {"every": 1, "probes": "standard,ln_input", "mask": None}
+        with watch(prepared, optimizer, out=out, **options) if watched else nullcontext():
+            for t in range(3):
+                content: Any = batch(range(2 * t, 2 * t + 2))
+                first = True
+
+                def closure(content: Any = content) -> torch.Tensor:
+                    nonlocal first, count
+                    optimizer.zero_grad()
+                    loss = prepared(**content).loss
+                    accelerator.backward(loss)
+                    if first:
+                        total = norm([p.grad for p in subject.parameters() if p.grad is not None])
+                        wanted.append((loss.item(), total, inputs[-1].norm(dim=-1).mean().item()))
+                    if clip:
+                        accelerator.clip_grad_norm_(prepared.parameters(), CLIP)
+                    first, count = False, count + 1
+                    return loss
+
+                optimizer.step(closure)
+        handle.remove()
+        return subject, wanted, count
+
+    (plain, _, _), (subject, wanted, count) = train(False), train(True)
+    assert count == 9
+    run = sl.Run.open(tmp_path / "run")
+    assert list(run.metrics["step"]) == [0, 1, 2]
+    assert "loop_warnings" not in run.manifest
+    inputs = run.frame("ln_input").query("site == 'transformer.h.0.ln_1'")["value"]
+    found = zip(run.metrics["loss"], run.metrics["grad_norm_total"], inputs, strict=True)
+    assert [number for row in found for number in row] == pytest.approx([n for row in wanted for n in row], rel=1e-6)
+    for one, other in zip(plain.parameters(), subject.parameters(), strict=True):
+        assert torch.equal(one, other)

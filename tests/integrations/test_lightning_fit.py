@@ -230,3 +230,33 @@ def test_updates_are_recorded_and_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert found.audit is not None
     assert (found.audit.replayed, found.audit.equal) == (4, 4), str(found)
     assert [one for one in found.findings if one.accused] == [], str(found)
+
+
+class Evaluated(Module):
+    """Steps with L-BFGS, which evaluates the loss several times an update."""
+
+    def __init__(self, subject: nn.Module) -> None:
+        super().__init__(subject)
+        self.losses: list[float] = []
+
+    def training_step(self, content: Any, index: int) -> torch.Tensor:
+        loss = super().training_step(content, index)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3, tolerance_grad=0, tolerance_change=0)
+
+
+def test_an_update_that_evaluates_its_closure_several_times_has_one_row(tmp_path: Path) -> None:
+    callback, module = StabilityCallback(tmp_path / "run", every=1, probes="standard"), Evaluated(model())
+    settings = {"accelerator": "cpu", "devices": 1, "max_steps": 3, "logger": False, "enable_checkpointing": False}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(**settings, **quiet, default_root_dir=tmp_path, callbacks=[callback])
+    trainer.fit(module, DataLoader(sentences(6), batch_size=2))
+    assert len(module.losses) == 9
+    run = sl.Run.open(tmp_path / "run")
+    assert list(run.metrics["step"]) == [0, 1, 2]
+    assert list(run.metrics["loss"]) == pytest.approx(module.losses[::3], rel=1e-6)
+    assert list(run.metrics["grad_norm_total"]) == pytest.approx(module.norms[::3], rel=1e-6)
+    assert "loop_warnings" not in run.manifest
