@@ -169,6 +169,23 @@ def test_share_under_eps_counts_entries_by_their_own_group() -> None:
     assert "grad_under_eps" not in sink.row(0)[0]  # SGD has no eps
 
 
+@pytest.mark.parametrize("eps", [1e-3, 0.0])
+def test_share_under_eps_counts_the_zeros_that_a_sparse_gradient_does_not_store(eps: float) -> None:
+    """The share is that of the dense gradient. What stands twice is one entry."""
+    places, numbers = torch.tensor([[1, 1, 4, 7]]), torch.tensor([[6e-4, 0.0], [6e-4, 5e-4], [4.0, -1e-9], [1.0, -1.0]])
+    sparse = torch.sparse_coo_tensor(places, numbers, (50, 2), check_invariants=True)
+    model = Scales((50, 2), (3,))
+    table, other = model.weights()
+    table.grad, other.grad = sparse, torch.tensor([0.0, 1e-4, 1.0])
+    sink, watcher = watch(model, "grad_norm", optimizer=torch.optim.AdamW(model.parameters(), eps=eps))
+    watcher.step()
+    watcher.flush()
+    entries = torch.cat([sparse.to_dense().flatten(), other.grad])
+    wanted = (entries.abs() < eps).double().mean().item()
+    assert wanted == (0.0 if eps == 0 else 98 / 103)
+    assert sink.row(0)[0]["grad_under_eps"] == pytest.approx(wanted, rel=1e-12)
+
+
 def test_total_stands_in_every_row_unless_it_is_switched_off() -> None:
     for every_step, rows in ((True, [0, 1, 2]), (False, [0, 2])):
         model, sink = Toy(), ListSink()

@@ -255,25 +255,31 @@ class Parameters:
         return grid
 
     def share_under_eps(self, sums: torch.Tensor | None = None) -> Total | None:
-        """Return the share of gradient entries, zeros included, below the eps of their optimizer group. None if no
-        group has an eps that is one number (Adafactor's are two). ``sums``: the result of :meth:`in_step`, which
-        already has the count."""
+        """Return the share of gradient entries below the eps of their optimizer group. Zeros count too, also those that
+        a sparse gradient does not store. None if no group has an eps that is one number (Adafactor's are two).
+        ``sums``: the result of :meth:`in_step`, which already has the count."""
         if sums is not None:
             number, held = sums[:, 3].sum(), float(sum(g.numel() for g in self.gradients() if g is not None))
             return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
         below: list[torch.Tensor] = []
-        entries = 0.0
+        entries = unstored = 0.0
         for group in self.optimizer_groups:
             if not isinstance(group.get("eps"), float):
                 continue
             held = [tensor for tensor in group["params"] if tensor.grad is not None]
             for share, tensors in self._by_share(held).items():
                 gradients: list[Any] = [local_gradient(t) if self._sharded else t.grad for t in tensors]
-                entries += share * sum(gradient.numel() for gradient in gradients)
-                below += [share * _below(flat, group["eps"]) for flat in flattened(gradients)]
+                left = size = sum(gradient.numel() for gradient in gradients)
+                for flat in flattened(gradients):
+                    left -= flat.numel()
+                    below.append(share * _below(flat, group["eps"]))
+                entries += share * size
+                unstored += share * left * (group["eps"] > 0)  # the zeros of sparse gradients
         if not entries:
             return None
         number = torch.stack(below).sum()
+        if unstored:
+            number = number + unstored
         return Total(Mean(), torch.stack((number, torch.full_like(number, entries))).view(1, 2))
 
     def _by_share(self, tensors: Sequence[torch.Tensor]) -> dict[float, list[torch.Tensor]]:
