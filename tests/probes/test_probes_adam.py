@@ -173,6 +173,38 @@ def test_an_update_that_never_came_leaves_the_row_absent(fused: bool) -> None:
     assert [sink.absent(t, "adam") for t in range(3)] == [set(), sites, set()]
 
 
+@pytest.mark.parametrize("skipped", [0, 2])
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_update_that_the_scaler_skips_leaves_the_row_absent(
+    fused: bool, on_device: bool, skipped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fused optimizer steps all the same, and takes its count back. ``on_device``: counts compared as on a GPU."""
+    if on_device:
+        monkeypatch.setattr(adam, "is_on_host", lambda count: False)
+    model, sink, gradients = Toy(), ListSink(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=BETAS, eps=EPS, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    overflows = False
+    model.head.bias.register_hook(lambda gradient: gradient * torch.inf if overflows else gradient)
+    with Watcher(model, sink, probes="adam", every=1, optimizer=optimizer, scaler=scaler) as watcher:
+        for t in range(4):
+            overflows = t == skipped
+            scaler.scale(loss_of(model, batch(t))).backward()
+            scaler.unscale_(optimizer)
+            watcher.step()
+            gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert sink.absent(skipped, "adam") == {row.site for row in sink.tables["adam"].rows}
+    assert watcher.incident is None
+    written = {name: Written(p, BETAS, EPS) for name, p in model.named_parameters()}
+    rows = [t for t in range(4) if t != skipped]
+    sink.rows = [(rows.index(t), *row) for t, *row in sink.rows if t in rows]
+    check(sink, [gradients[t] for t in rows], written, 1e-4)
+
+
 def test_gradients_that_are_gone_when_the_update_ends_leave_the_row_absent() -> None:
     model, sink = Toy(), ListSink()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..base import Collected, ParameterProbe, probe, wide
 from ..parameters.layouts import local, local_gradient
 from ..parameters.pieces import Parameters
 from ..parameters.squares import PATTERNS
-from ..rules import Mean, Ratio
+from ..rules import Mean, Ratio, empty
 
 FLOOR = 10.0  # in units of eps
 AT_ONCE = 1 << 25  # entries of parameters that are looked at together
@@ -25,11 +26,19 @@ MOMENTS_ALONE = (optim.NAdam, optim.RAdam)  # the moments are Adam's, the update
 Tensors = list[torch.Tensor]
 
 
+@dataclass(frozen=True)
+class RatioOfAny(Ratio):
+    """A ratio that is absent where nothing was summed."""
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return torch.where(parts[:, 1] == 0, empty(parts.device), super().finish(parts))
+
+
 @probe(
     "adam",
     on="update",
     unit={"rms_t": "ratio", "update_rms": "ratio", "eps_floor": "share of entries"},
-    columns={"rms_t": Ratio(), "update_rms": Ratio(), "eps_floor": Mean()},
+    columns={"rms_t": RatioOfAny(), "update_rms": RatioOfAny(), "eps_floor": Mean()},
     log=True,
 )
 class AdamState(ParameterProbe):
@@ -46,41 +55,50 @@ class AdamState(ParameterProbe):
     g is the gradient that the optimizer used, after clipping. It does not include Adam's own L2 term (``weight_decay``
     of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by.
 
-    A row that was not updated is absent. If the Adam keeps another state than PyTorch's (8-bit, factored), all of its
-    rows are absent. If there are several optimizers, the rows of those that are not Adam are absent. NAdam and RAdam
-    make another update from the same moments, so their ``update_rms`` is missing.
+    A row that was not updated is absent, also where a loss scaler skipped the update. If the Adam keeps another state
+    than PyTorch's (8-bit, factored), all of its rows are absent. If there are several optimizers, the rows of those
+    that are not Adam are absent. NAdam and RAdam make another update from the same moments, so their ``update_rms`` is
+    missing.
 
     Cost: a dozen operators over lists of all parameters. Meanwhile they hold about three copies of the parameters, or
     of 34 million of their entries if the model has more.
     """
 
     def __init__(self) -> None:
-        self._versions: dict[torch.Tensor, int] = {}  # of each step count as the update began
+        # each step count as the update began: on the host where it lies there, else on the device
+        self._counts: dict[torch.Tensor, float] = {}
+        self._counts_there: dict[torch.Tensor, torch.Tensor] = {}
         self._entries: dict[tuple[int, ...], torch.Tensor] = {}
 
     def lacks(self, parameters: Parameters) -> str:
         return lacks_adam(parameters.optimizers) or super().lacks(parameters)
 
     def before(self, parameters: Parameters) -> None:
-        self._versions = {p: s["step"]._version for p, s in states(parameters.optimizers).items()}
+        here, there = split_counts(states(parameters.optimizers))
+        self._counts = read(here)
+        copies = torch.stack([*there.values()]).unbind() if there else ()
+        self._counts_there = dict(zip(there, copies, strict=True))
 
     def collect(self, parameters: Parameters) -> Collected:
         state, groups = states(parameters.optimizers), groups_of(parameters.optimizers)
-        # a version that stands still is an update that a scaler skipped: the gradients may be the next row's by now
+        here, there = split_counts(state)
+        # a count that stands still is an update that a scaler skipped: the gradients may be the next row's by now
+        still = {p for p, count in read(here).items() if count == self._counts.get(p, 0)}
         places = [
             place
             for place, p in enumerate(parameters.originals)
-            if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
+            if p in state and p.grad is not None and p not in still
         ]
+        updated = self._updated_there(parameters, there)
         others = {
             p for own in map(unwrapped, parameters.optimizers) if isinstance(own, MOMENTS_ALONE) for p in own.state
         }
         adams = [place for place in places if parameters.originals[place] not in others]
         rest = [place for place in places if parameters.originals[place] in others]
-        entries, ratio, update, clear = self._sums(parameters, adams, state, groups)
+        entries, ratio, update, clear = self._sums(parameters, adams, state, groups, updated)
         its_own = entries
         if rest:
-            more_entries, more_ratio, _, more_clear = self._sums(parameters, rest, state, groups)
+            more_entries, more_ratio, _, more_clear = self._sums(parameters, rest, state, groups, updated)
             entries, ratio, clear = entries + more_entries, ratio + more_ratio, clear + more_clear
         sums = {
             "rms_t": torch.cat((ratio, entries), dim=1),
@@ -90,23 +108,38 @@ class AdamState(ParameterProbe):
         seen = [self._rows_of(parameters, places if name != "update_rms" else adams) for name in sums]
         return Collected(sums, np.concatenate(seen, axis=1))
 
+    def _updated_there(self, parameters: Parameters, there: Mapping[torch.Tensor, torch.Tensor]) -> torch.Tensor | None:
+        """Return True for each piece of a parameter whose step count on the device has changed, or lies on the host,
+        (pieces,) bool; None if all counts lie on the host. A fused optimizer counts up and, if a scaler skips, down
+        again: only the device knows."""
+        if not there:
+            return None
+        zero = torch.zeros_like(next(iter(there.values())))
+        one = torch.ones_like(zero)  # of counts on the host, which were compared there
+        now = torch.stack([there.get(p, one).to(zero.device, non_blocking=True) for p in parameters.originals])
+        known = [self._counts_there.get(p, zero).to(zero.device, non_blocking=True) for p in parameters.originals]
+        return parameters.by_piece(now != torch.stack(known))
+
     def _rows_of(self, parameters: Parameters, places: Sequence[int]) -> np.ndarray:
         """Return the rows that the parameters at those places stand in, (rows, 1) bool."""
         there = set(places)
         return parameters.seen([p if n in there else None for n, p in enumerate(parameters.originals)], [""])
 
     def _sums(
-        self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any
+        self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any, updated: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return four sums by row, (n, 1), over the parameters at those places: their entries, and the squares of each
-        of the three formulas."""
+        of the three formulas. ``updated``: (pieces,), False for those that do not count; None: all do."""
         originals = parameters.originals
 
-        def by_row(some: Sequence[int], values: Sequence[torch.Tensor]) -> torch.Tensor:
+        def squares(some: Sequence[int], values: Sequence[torch.Tensor]) -> torch.Tensor:
             all_of_them: list[torch.Tensor | None] = [None] * len(originals)
             for place, value in zip(some, values, strict=True):
                 all_of_them[place] = value
-            return parameters.by_row(parameters.squares(all_of_them))
+            return parameters.squares(all_of_them)
+
+        def by_row(pieces: torch.Tensor) -> torch.Tensor:
+            return parameters.by_row(pieces if updated is None else torch.where(updated, pieces, 0))
 
         found = []
         for some in parts(places, [local(original).numel() for original in originals]):
@@ -116,10 +149,11 @@ class AdamState(ParameterProbe):
                 [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
             if (entries := self._entries.get(key := (*some,))) is None:
-                entries = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+                entries = squares(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
                 if len(self._entries) < PATTERNS:
                     self._entries[key] = entries
-            found.append((entries, *(by_row(some, values) for values in numbers.values())))
+            sums = (entries, *(squares(some, values) for values in numbers.values()))
+            found.append([by_row(each) for each in sums])
         entries, ratio, update, clear = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
         return entries, ratio, update, clear
 
@@ -200,6 +234,24 @@ def states(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
     adams = [optimizer for optimizer in map(unwrapped, optimizers) if is_adam(optimizer)]
     state = [item for optimizer in adams for item in optimizer.state.items()]
     return {p: own for p, own in state if all(isinstance(own.get(name), torch.Tensor) for name in STATE)}
+
+
+def split_counts(
+    states: Mapping[torch.Tensor, Mapping[str, Any]],
+) -> tuple[dict[torch.Tensor, torch.Tensor], dict[torch.Tensor, torch.Tensor]]:
+    """Return the step counts of parameters, those that lie on the host and those on a device."""
+    counts = {p: local(own["step"]) for p, own in states.items()}
+    here = {p: count for p, count in counts.items() if is_on_host(count)}
+    return here, {p: count for p, count in counts.items() if p not in here}
+
+
+def is_on_host(count: torch.Tensor) -> bool:
+    return count.device.type == "cpu"
+
+
+def read(counts: Mapping[torch.Tensor, torch.Tensor]) -> dict[torch.Tensor, float]:
+    """Return the numbers of step counts that lie on the host."""
+    return dict(zip(counts, torch.stack([*counts.values()]).tolist(), strict=True)) if counts else {}
 
 
 def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:

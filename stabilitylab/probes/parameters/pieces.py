@@ -239,6 +239,10 @@ class Parameters:
         """Sum the squares of all pieces by parameter: (parameters, 1)."""
         return squares.new_zeros(len(self.names)).index_add_(0, self._whose, squares)[:, None]
 
+    def by_piece(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return for each piece the number of its parameter: (parameters,) to (pieces,)."""
+        return numbers.to(self.device, non_blocking=True)[self._whose]
+
     def by_kind(self, squares: torch.Tensor) -> dict[str, Total]:
         """Return the norm over each stack's branch weights, and the norm over all other parameters. The result is empty
         if there is one kind alone, as without roles."""
