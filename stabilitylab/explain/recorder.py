@@ -17,6 +17,7 @@ from ..probes.instruments.instrument import Instrument
 from ..probes.instruments.ledger import LedgerFact, UpdateLedger
 from ..probes.instruments.stepping import before_step
 from ..probes.numerics import process_facts
+from ..probes.places.copied import Calling
 from ..probes.places.naming import ParameterPlaces, named
 from ..probes.state.snapshot import free_memory
 from . import black_box
@@ -127,7 +128,7 @@ class OutputDigests:
         self._found: list[Tensor] = []
         self._digester = sketcher.digester
         self._handles = [
-            each.module.register_forward_hook(self._hook(each.path or "the model")) for each in named(model)
+            each.module.register_forward_hook(Calling(self._hook(each.path or "the model"))) for each in named(model)
         ]
 
     def _hook(self, name: str) -> Callable[..., None]:
@@ -216,7 +217,7 @@ class UpdateRecorder(Instrument):
         self._ledger.heard.append(self._heard)
         self._handles = [before_step(watched.optimizers[0], self._stepping)]
         if self._averaging is not None:
-            self._handles.append(self._averaging.register_forward_pre_hook(self._forward))
+            self._handles.append(self._averaging.register_forward_pre_hook(Calling(self._forward)))
         self._announce(parameters)
 
     def batch(self, t: int, batch: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..probes.places.copied import Calling
+
 IGNORED = -100  # the label that Hugging Face's losses leave out
 
 
@@ -41,7 +43,8 @@ class BatchMasks:
 
     def follow(self, model: nn.Module) -> Callable[[], None]:
         """Read the arguments of each call of ``model`` from now on; return the function that ends this."""
-        return model.register_forward_pre_hook(lambda module, args, kwargs: self.read(kwargs), with_kwargs=True).remove
+        hook = Calling(lambda module, args, kwargs: self.read(kwargs))
+        return model.register_forward_pre_hook(hook, with_kwargs=True).remove
 
     @staticmethod
     def _of_decoder(batch: Mapping[str, Any]) -> Any:

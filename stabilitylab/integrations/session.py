@@ -17,6 +17,7 @@ from ..api import RunWatcher, watch
 from ..errors import UsageError
 from ..explain import Recorder
 from ..probes import Mask, find_sites, split_sites
+from ..probes.places.copied import Calling
 from .masks import BatchMasks
 
 Batch = Mapping[str, Any]
@@ -111,7 +112,7 @@ class Session:
             if module.training and torch.is_grad_enabled() and self.open and not self._left_out:
                 self.watcher.batch({**kwargs, **({"args": list(args)} if args else {})})
 
-        return model.register_forward_pre_hook(look, with_kwargs=True).remove
+        return model.register_forward_pre_hook(Calling(look), with_kwargs=True).remove
 
     def row(self) -> None:
         """End a row: gradients are those of the whole batch, unscaled and not clipped yet."""

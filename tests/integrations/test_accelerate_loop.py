@@ -253,3 +253,19 @@ def test_an_update_that_evaluates_its_closure_several_times_has_one_row(tmp_path
     assert [number for row in found for number in row] == pytest.approx([n for row in wanted for n in row], rel=1e-6)
     for one, other in zip(plain.parameters(), subject.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_model_that_is_saved_meanwhile_has_no_hook_of_ours(tmp_path: Path) -> None:
+    accelerator, subject = Accelerator(cpu=True), model()
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+    content: Any = batch(range(2))
+    with watch(prepared, optimizer, out=tmp_path / "run", every=1, record=sl.Recorder(lambda m, b: m(**b).loss)):
+        for number in range(2):
+            accelerator.backward(prepared(**content).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.save(accelerator.unwrap_model(prepared), tmp_path / f"{number}.pt")
+    loaded = torch.load(tmp_path / "1.pt", weights_only=False)
+    assert b"stabilitylab." not in (tmp_path / "1.pt").read_bytes()
+    with torch.no_grad():
+        assert torch.equal(loaded(**content).loss, subject(**content).loss)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..places.attending import attends
+from ..places.copied import Calling
 from ..places.naming import lies_in
 from ..places.sites import Site, Sites
 from .layouts import Cut, whole
@@ -33,7 +34,7 @@ class ActivationShards:
         self._tokens: dict[tuple[str, torch.Size], tuple[torch.Size, Any]] = {}  # shard -> whole shape, DTensor
         self._handed = set(self._heads(sites.attentions))
         norms = list(self._norms(cuts))
-        self._hooks = [module.register_forward_hook(self._note) for module in norms]
+        self._hooks = [module.register_forward_hook(Calling(self._note)) for module in norms]
         self._telling = {module for module in norms if not lies_in(self._paths[module], self._handed)}
         self._told = False
 
