@@ -34,6 +34,7 @@ OUTSIDE = {  # of torch, Python and others
     "_current_graph_task_id": "whether a backward is running, and which",
     "_will_engine_execute_node": "whether the backward that runs leaves a gradient on a parameter",
     "_execution_engine": "calls back at the end of a backward",
+    "_are_functorch_transforms_active": "whether a transform of torch.func is running, which nothing public tells",
     "_set_grad_enabled": "torch.no_grad() costs six times as much",
     "_DEFAULT_FIRST_BUCKET_BYTES": "where DDP cuts its first bucket",
     **dict.fromkeys(("_get_fsdp_state", "_fsdp_param_groups", "_fsdp_param_group"), "how FSDP2 spreads a module"),

@@ -36,6 +36,8 @@ class Visitor(Protocol):
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 
+    def pass_over(self) -> None: ...
+
 
 class Hook(Copied):
     """The forward hook of a module, for all that ``visitor`` wants there.
@@ -73,7 +75,10 @@ class Hook(Copied):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not torch.compiler.is_compiling():
-            if module is self.module:
+            if is_transformed():
+                if self.visitor is not None:
+                    self.visitor.pass_over()
+            elif module is self.module:
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training and not self.left_out:
@@ -148,7 +153,7 @@ class RootHook(Copied):
         self._call = call
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not is_transformed():
             (_at_once if _callback() in (None, False) else _apart)(self._call, *args)
 
 
@@ -162,6 +167,10 @@ def is_nested(model: nn.Module) -> bool:
         calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model
         frame = frame.f_back
     return calls == 2
+
+
+# True inside a transform of torch.func (grad, vmap, jvp), whose tensors nothing outside of it may keep
+is_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def in_backward() -> bool:

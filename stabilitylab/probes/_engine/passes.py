@@ -214,6 +214,9 @@ class Pass:
             needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
             yield shards.whole(hook.module, sites[0].stack, value, take) if needed else value
 
+    def pass_over(self) -> None:
+        """Note that a call of a module is not measured, since it is inside a transform of torch.func."""
+
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """Note a gradient in compiled code, see :class:`~.training_pass.TrainingPass`."""
 

@@ -26,7 +26,7 @@ from ..places.naming import GENERIC, named, unwrapped
 from ..places.sites import TAPPED, Site, Sites
 from ..places.structure import is_torchs
 from .board import Board
-from .hooks import Hook, not_copied
+from .hooks import Hook, is_transformed, not_copied
 from .passes import Pass, Wanted
 from .unreached import NAMED
 from .watchable import compiled_modules
@@ -257,7 +257,7 @@ def _shown(value: Any, name: str, owner: Any, kind: str) -> Any:
     """Do what :func:`stabilitylab.tap` does once a model was watched."""
     if torch.compiler.is_compiling():
         return _left_in_graph(value, name, owner, kind)
-    if not _LISTENING:
+    if not _LISTENING or is_transformed():
         return value
     for listener, tapped in _listening():
         own = tapped.of_running() if owner is None else owner

@@ -51,6 +51,7 @@ class TrainingPass(Pass):
     backwards: Backwards | None = None
     paused = False
     adding = twice = False
+    transformed = False  # a call in this row was inside a transform of torch.func
     discarded = 0
     forwards = 0  # of the model, in this row, that ended
 
@@ -115,7 +116,7 @@ class TrainingPass(Pass):
         self._calls.clear()
         self._weights.clear()
         self._scale: torch.Tensor | None = None
-        self.twice, self.forwards = False, 0
+        self.twice, self.transformed, self.forwards = False, False, 0
         self._row += 1
         if self.backwards is not None:
             self.backwards.start_row()
@@ -134,6 +135,9 @@ class TrainingPass(Pass):
         if not self.ranks.running:
             return False
         return hook not in self._calls if in_backward() else super().records(hook, compiled)
+
+    def pass_over(self) -> None:
+        self.transformed |= self.attached and self.trains()
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         self._recorded = True

@@ -33,6 +33,11 @@ REWRITTEN = (
     "still holds the passes before it; leave set_to_none out, or put those passes into a block of watcher.off()"
 )
 
+TRANSFORMED = (
+    "forward passes inside a transform of torch.func (grad, vmap, jvp) are not recorded, so the row has no activations "
+    "of theirs: call the model outside of the transform, or put the transform into a block of watcher.off()"
+)
+
 
 AGAIN = (
     "step() was called again before the optimizer stepped, as at row {first}, while gradients are added up: rows are "
@@ -115,6 +120,8 @@ class LoopChecks(Instrument):
         self._note(unseen(boards, {}))
         if self._training.passes.compiled:
             why = "the model runs inside a compiled function, where its arguments are not seen"
+        elif self._training.passes.transformed:
+            why = "the model ran inside a transform of torch.func alone, where its arguments are not seen"
         elif self._training.passes.called:
             why = "only parts of the model were called, in training mode with gradients on, and not the model itself"
         else:
@@ -157,11 +164,13 @@ class LoopChecks(Instrument):
                 self.warn(row, "scaler", warning)
         if training.backwards is not None and training.backwards.rewritten:
             self.warn(row, "rewritten", REWRITTEN)
+        if training.transformed:
+            self.warn(row, "transformed", TRANSFORMED)
         if not parameters.have_gradients:
             self.warn(row, "no gradient", _no_gradient(parameters))
         elif compiled and self._compiled_anew:
             self.warn(row, "no forward", f"the forward pass was not seen again: {SHARED}")
-        elif training.boards and not training.called:
+        elif training.boards and not training.called and not training.transformed:
             self.warn(
                 row,
                 "no forward",
