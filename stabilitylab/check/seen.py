@@ -192,7 +192,7 @@ def main_tensor(output: Any) -> Tensor | None:
     if isinstance(output, (tuple, list)):
         return next((found for value in output if (found := main_tensor(value)) is not None), None)
     if dataclasses.is_dataclass(output):
-        return main_tensor({each.name: getattr(output, each.name) for each in dataclasses.fields(output)})
+        return main_tensor({each.name: getattr(output, each.name, None) for each in dataclasses.fields(output)})
     return None
 
 

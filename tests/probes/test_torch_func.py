@@ -74,14 +74,14 @@ def with_gradients_of_samples(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def with_a_vmapped_forward(model: nn.Module, x: Tensor) -> Tensor:
-    own = dict(model.named_parameters())
+    own: dict[str, Tensor] = dict(model.named_parameters())
     loss = vmap(lambda one: loss_at(model, own, one[None]))(x).mean()
     loss.backward()
     return loss.detach()
 
 
 def with_a_penalty_by_jvp(model: nn.Module, x: Tensor) -> Tensor:
-    own = dict(model.named_parameters())
+    own: dict[str, Tensor] = dict(model.named_parameters())
     _, along = jvp(lambda at: functional_call(model, own, (at,)), (x,), (torch.ones_like(x),))
     loss = model(x).square().mean() + along.square().mean()
     loss.backward()

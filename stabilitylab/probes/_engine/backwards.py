@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from ..places.sites import fields_of
+
 
 class Backwards:
     """The backward passes of a row, and which of them lead to its update, by the gradients of ``parameters``.
@@ -45,10 +47,11 @@ class Backwards:
 
     def listen(self, output: Any) -> None:
         """Learn of the end of each backward that reaches what the model returned."""
-        for tensor in _tensors(output):
-            if tensor.grad_fn is not None:
-                with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
-                    tensor.register_hook(self._reached)
+        with suppress(Exception):  # of the caller's classes: training goes on
+            for tensor in _tensors(output):
+                if tensor.grad_fn is not None:
+                    with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
+                        tensor.register_hook(self._reached)
 
     def thrown_away(self) -> bool:
         """Return True, once, if the gradients that backwards of this row left are gone."""
@@ -98,6 +101,6 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         if isinstance(value, Mapping):
             value = list(value.values())
         elif not isinstance(value, (tuple, list)):
-            value = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", ())]
+            value = fields_of(value)
         for item in value:
             yield from _tensors(item, depth + 1)

@@ -21,7 +21,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from ..places.copied import Copied
 from ..places.naming import unwrapped
-from ..places.sites import Parts, hidden_state, parts_of, shown_by, summed, taken_up, tensor_of
+from ..places.sites import Parts, fields_of, hidden_state, parts_of, shown_by, summed, taken_up, tensor_of
 
 Value = torch.Tensor | None
 
@@ -37,6 +37,8 @@ class Visitor(Protocol):
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 
     def pass_over(self) -> None: ...
+
+    def give_up(self, hook: Hook, error: Exception) -> None: ...
 
 
 class Hook(Copied):
@@ -193,7 +195,7 @@ def _tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, Mapping):
         value = list(value.values())
     elif not isinstance(value, (tuple, list)):
-        value = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", ())]
+        value = fields_of(value)
     for item in value:
         if isinstance(item, (torch.Tensor, tuple, list)) and (found := _tensor(item)) is not None:
             return found
@@ -289,14 +291,23 @@ torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_
 def _measure(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
     if hook.visitor is None:
         return
+    try:
+        entering, leaving = _values(hook, args, kwargs, output)
+    except Exception as error:  # of the caller's classes: training goes on
+        hook.visitor.give_up(hook, error)
+    else:
+        hook.visitor.visit(hook, entering, leaving)
+
+
+def _values(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> tuple[Value | Parts, Value | Parts]:
+    """Return the values that enter and leave a module in a call."""
     if hook.in_parts(output):
         entering = _first(args, kwargs)
         left = parts_of(output, hook.shown)
-        hook.visitor.visit(hook, left if entering is output else parts_of(entering, hook.shown), left)
-    elif hook.streams:
-        hook.visitor.visit(hook, taken_up(args, kwargs, hook.streams), summed(output))
-    else:
-        hook.visitor.visit(hook, hidden_state(args, kwargs), tensor_of(output))
+        return left if entering is output else parts_of(entering, hook.shown), left
+    if hook.streams:
+        return taken_up(args, kwargs, hook.streams), summed(output)
+    return hidden_state(args, kwargs), tensor_of(output)
 
 
 def _at_once(call: Callable[..., None], *args: Any) -> None:

@@ -214,6 +214,13 @@ class Pass:
             needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
             yield shards.whole(hook.module, sites[0].stack, value, take) if needed else value
 
+    def give_up(self, hook: Hook, error: Exception) -> None:
+        """End the tables that want a value of a module, since the value cannot be read."""
+        if self.attached and self.records(hook, compiled=False):
+            for board in dict.fromkeys(board for board, _, _ in hook.wanted):
+                if not board.ended:
+                    self.guard(board, error)
+
     def pass_over(self) -> None:
         """Note that a call of a module is not measured, since it is inside a transform of torch.func."""
 

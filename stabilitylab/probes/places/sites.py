@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -302,17 +302,31 @@ def summed(parts: Any) -> torch.Tensor | None:
     return total
 
 
-def tensor_of(value: Any) -> torch.Tensor | None:
-    """Return the hidden state in a module's input or output: the first floating-point tensor, depth first."""
+def fields_of(value: Any) -> list[Any]:
+    """Return the values of the fields of a dataclass, with None for a field that is not set. The list is empty for any
+    other object."""
+    return [getattr(value, name, None) for name in getattr(type(value), "__dataclass_fields__", ())]
+
+
+def tensor_of(value: Any, seen: dict[int, Any] | None = None) -> torch.Tensor | None:
+    """Return the hidden state in a module's input or output: the first floating-point tensor, depth first. ``seen``:
+    the objects that were searched already, since an object may hold itself."""
     if isinstance(value, torch.Tensor):
         return value if value.is_floating_point() else None
-    if value is None:
+    if isinstance(value, (tuple, list)):
+        inner: Iterable[Any] = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif hasattr(type(value), "__dataclass_fields__"):
+        inner = [*getattr(value, "__dict__", {}).values(), *fields_of(value)]
+    else:
         return None
-    if not isinstance(value, (tuple, list)):
-        inner = value if isinstance(value, Mapping) else vars(value) if hasattr(value, "__dataclass_fields__") else {}
-        value = inner.values()
-    for item in value:
-        if (found := tensor_of(item)) is not None:
+    seen = {} if seen is None else seen
+    if id(value) in seen:
+        return None
+    seen[id(value)] = value
+    for item in inner:
+        if (found := tensor_of(item, seen)) is not None:
             return found
     return None
 
