@@ -33,6 +33,7 @@ OUTSIDE = {  # of torch, Python and others
     "_C": "torch's compiled half",
     "_current_graph_task_id": "whether a backward is running, and which",
     "_will_engine_execute_node": "whether the backward that runs leaves a gradient on a parameter",
+    "_current_autograd_node": "where the backward that runs is",
     "_execution_engine": "calls back at the end of a backward",
     "_are_functorch_transforms_active": "whether a transform of torch.func is running, which nothing public tells",
     "_set_grad_enabled": "torch.no_grad() costs six times as much",

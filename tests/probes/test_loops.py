@@ -17,6 +17,7 @@ import torch
 from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of
 from rest_slow import slow
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
@@ -297,6 +298,119 @@ def test_the_gradient_of_a_penalty_is_no_gradient_of_the_update() -> None:
     for t, wanted in enumerate(rows):
         assert column(sink, t) == pytest.approx(wanted, rel=1e-9)
     assert not watcher.loop_warnings
+
+
+def forget(kept: dict[str, list[Tensor]]) -> None:
+    """Drop what other passes have left on the outputs of layers."""
+    for values in kept.values():
+        for value in values:
+            value.grad = None
+
+
+def saliency(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    loss = loss_of(model, batch(t))
+    torch.autograd.grad(loss, kept["encoder.layers.0"][0], retain_graph=True)
+    forget(kept)
+    loss.backward()
+    return loss
+
+
+def saliency_of_the_logits(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    """The gradient stops at what the model returned, and goes on from there by a backward of its own."""
+    logits = model(**batch(t))
+    loss = logits.square().mean()
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    logits.backward(gradient)
+    return loss
+
+
+def weights_of_tasks(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    """Gradients of each task at a shared weight, as GradNorm takes them."""
+    logits = model(**batch(t))
+    tasks = logits[..., :9].square().mean(), logits[..., 9:].square().mean()
+    shared: Any = model.get_parameter("encoder.layers.0.linear1.weight")
+    sizes = [torch.autograd.grad(each, shared, retain_graph=True)[0].norm() for each in tasks]
+    forget(kept)
+    loss = torch.stack([each * size for each, size in zip(tasks, sizes, strict=True)]).sum()
+    loss.backward()
+    return loss
+
+
+def adversarial(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    """Gradients of an input, in a forward of its own."""
+    found: list[Any] = []
+    hook = model.embed_source.register_forward_hook(lambda _m, _a, y: found.append(y))
+    loss = loss_of(model, batch(50 + t))
+    hook.remove()
+    torch.autograd.grad(loss, found[0])
+    kept.clear()
+    loss = loss_of(model, batch(t))
+    loss.backward()
+    return loss
+
+
+def by_hand(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    """The gradients of the update are returned, and no backward leaves any."""
+    loss = loss_of(model, batch(t))
+    own = list(model.parameters())
+    for parameter, gradient in zip(own, torch.autograd.grad(loss, own), strict=True):
+        parameter.grad = gradient
+    return loss
+
+
+def into_some(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+    """A backward that leaves gradients on some parameters alone, after one that leaves them on none."""
+    embedded: list[Any] = []
+    hook = model.embed_target.register_forward_hook(lambda _m, _a, y: embedded.append(y))
+    loss = loss_of(model, batch(t))
+    hook.remove()
+    embedded[0].retain_grad()
+    (2 * loss).backward(inputs=embedded, retain_graph=True)
+    forget(kept)
+    loss.backward(inputs=list(model.parameters()))
+    return loss
+
+
+@pytest.mark.parametrize("loop", [saliency, saliency_of_the_logits, weights_of_tasks, adversarial, by_hand, into_some])
+def test_gradients_that_autograd_returns_count_where_no_backward_leaves_any(
+    loop: Callable[[Toy, int, dict[str, list[Tensor]]], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        sink, rows, watcher = gradients_through(loop)
+    for t, wanted in enumerate(rows):
+        assert column(sink, t) == pytest.approx(wanted, rel=1e-9)
+    assert not watcher.loop_warnings
+    assert "more than one backward" not in caplog.text
+
+
+def test_a_backward_into_reentrant_checkpoints_alone_counts() -> None:
+    """No parameter is in its own graph: each is in that of a recomputation."""
+
+    class Inside(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(2)
+            )
+            self.kept: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept.clear()
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=True)
+                x.retain_grad()
+                self.kept.append(x)
+            return x
+
+    torch.manual_seed(0)
+    model, sink = Inside().double(), ListSink()
+    with Watcher(model, sink, probes="activation_grad_norm", reference=None) as watcher:
+        loss = model(torch.randn(5, 4, dtype=torch.float64, requires_grad=True)).square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+    wanted = [float(x.grad.norm()) for x in model.kept if x.grad is not None]
+    found = sink.column(0, "activation_grad_norm", "value")
+    assert [found[f"layers.{n}"] for n in range(2)] == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")

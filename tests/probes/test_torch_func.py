@@ -82,7 +82,7 @@ def with_a_vmapped_forward(model: nn.Module, x: Tensor) -> Tensor:
 
 def with_a_penalty_by_jvp(model: nn.Module, x: Tensor) -> Tensor:
     own: dict[str, Tensor] = dict(model.named_parameters())
-    _, along = jvp(lambda at: functional_call(model, own, (at,)), (x,), (torch.ones_like(x),))
+    along: Tensor = jvp(lambda at: functional_call(model, own, (at,)), (x,), (torch.ones_like(x),))[1]
     loss = model(x).square().mean() + along.square().mean()
     loss.backward()
     return loss.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,24 +12,39 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..places.sites import fields_of
 
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
+class Kind(Enum):
+    """The kinds of backwards. LEAVES: leaves gradients on parameters. RETURNS: ``torch.autograd.grad`` returns them.
+    PENALTY: the same, with a graph."""
+
+    LEAVES, RETURNS, PENALTY = range(3)
+
 
 class Backwards:
     """The backward passes of a row, and which of them lead to its update, by the gradients of ``parameters``.
 
     A backward of which a graph is made (``create_graph=True``) and that leaves no gradient on a parameter is part of a
-    loss, as the gradient of a penalty is. Gradients that are gone (``zero_grad`` sets them to None) when the next
+    loss, as the gradient of a penalty is. Gradients that ``torch.autograd.grad`` returns are those of the update only
+    if no backward of the row leaves gradients on parameters; else they are a saliency, weights of tasks or an
+    adversarial example. Gradients that are gone (``zero_grad`` sets them to None) when the next
     forward begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was run
     for its generator. A loop that overwrites gradients with zeros instead looks like one that accumulates:
     ``rewritten`` is True if something wrote to a gradient between a backward of the row and its next forward.
 
     ``looks``: True if the parameters tell. On several ranks they may be split, so that a graph ends at other tensors:
     there every backward counts. ``on_begin``: functions to call when a backward reaches what the model returned.
+    ``on_first``: functions to call when gradients were returned in the row, and the first backward comes that leaves
+    some.
     """
 
     def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], looks: bool) -> None:
         self._parameters, self.looks = parameters, looks
         self.on_begin: list[Callable[[], None]] = []
-        self._task, self._leads = -1, True  # the last backward of which a graph is made
+        self.on_first: list[Callable[[], None]] = []
+        self._task, self._kind = -1, Kind.LEAVES  # the last backward
+        self._left_some = self._returned = False  # the kinds of backwards that this row has
         self._reached_by = -1  # the last backward that reached an output
         self.count = 0  # of the backwards of this row that left gradients
         self.rewritten = False
@@ -36,14 +52,32 @@ class Backwards:
 
     def start_row(self) -> None:
         self.count, self.rewritten, self._witness = 0, False, None
+        self._left_some = self._returned = False
 
     def leads(self) -> bool:
-        """Return True if the backward that runs leaves its gradients on parameters, or makes no graph."""
-        if not self.looks or not torch.is_grad_enabled():
+        """Return True if the backward that runs leads to the update, as far as this row tells so far."""
+        if not self.looks:
             return True
         if (task := torch._C._current_graph_task_id()) != self._task:
-            self._task, self._leads = task, any(map(_accumulates, self._parameters()))
-        return self._leads
+            self._task, self._kind = task, self._kind_now()
+        if self._kind is Kind.RETURNS:
+            self._returned |= not self._left_some
+            return not self._left_some
+        if self._kind is Kind.LEAVES and not self._left_some:
+            self._left_some = True
+            for call in self.on_first if self._returned else ():
+                call()
+        return self._kind is Kind.LEAVES
+
+    def _kind_now(self) -> Kind:
+        """Return the kind of the backward that runs."""
+        makes_graph = torch.is_grad_enabled()
+        if not makes_graph and _is_whole():
+            return Kind.LEAVES
+        with torch.enable_grad():  # else a parameter does not tell where its gradient goes
+            if any(map(_accumulates, self._parameters())):
+                return Kind.LEAVES
+        return Kind.PENALTY if makes_graph else Kind.RETURNS
 
     def listen(self, output: Any) -> None:
         """Learn of the end of each backward that reaches what the model returned."""
@@ -70,9 +104,8 @@ class Backwards:
         self._reached_by = task
         for call in self.on_begin:
             call()
-        if self.looks and self.leads():
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._ended)
+        if self.looks and self.leads() and self._kind is Kind.LEAVES:
+            _engine.queue_callback(self._ended)
 
     def _ended(self) -> None:
         if (left := self._left()) is not None:
@@ -90,6 +123,20 @@ def _accumulates(parameter: torch.Tensor) -> bool:
     try:
         return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
     except RuntimeError:  # torch.autograd.grad returns its gradient
+        return False
+
+
+def _is_whole() -> bool:
+    """Return True in a hook of a backward that goes through all of its graph, as ``backward()`` without ``inputs=``
+    does. No parameter tells of it if all of them are inside reentrant checkpoints."""
+    if not _engine.is_checkpoint_valid():
+        return False
+    node: Any = torch._C._current_autograd_node()
+    try:  # at a tensor whose gradient is returned, the engine itself does not tell yet
+        return node is None or any(
+            torch._C._will_engine_execute_node(after) for after, _ in node.next_functions if after is not None
+        )
+    except RuntimeError:
         return False
 
 

@@ -166,7 +166,9 @@ class TrainingPass(Pass):
         """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
-        one.came, one.row = one.came + 1 if one.row == self._row else 1, self._row
+        if one.row != self._row:
+            one.came, one.row, one.sum = 0, self._row, None
+        one.came += 1
         again = one.came > one.parts
         if one.sum is not None and (self.adding or not again):
             one.sum = one.sum + gradient.detach()
@@ -223,6 +225,15 @@ class TrainingPass(Pass):
         self._recorded, self.twice, self.forwards = False, False, 0
         for call in self.on_discard:
             call()
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients of the row so far: they led to something else than the update."""
+        self._row += 1  # each value's gradient comes for the first time again
+        self._sums.clear()
+        self.twice = False
+        for board in self.boards:
+            if board.probe.on == "backward":
+                board.clear()
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)

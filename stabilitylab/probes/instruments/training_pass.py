@@ -40,6 +40,7 @@ class TrainingRows(Instrument):
         )
         if watched.stages is None and watched.options.recorder is None:  # whose loops are known
             self.passes.backwards = Backwards(lambda: watched.parameters.originals, looks=watched.ranks.alone)
+            self.passes.backwards.on_first.append(self.passes.forget_gradients)
         self.is_compiled = self._compiled()
         if self.is_compiled:
             self.passes.stay()
