@@ -180,6 +180,210 @@ def test_a_row_is_of_the_passes_that_lead_to_its_update(loop: Loop) -> None:
     assert not watcher.ended
 
 
+LossOf = Callable[[Toy, dict[str, Tensor]], Tensor]
+
+
+def by_parts(model: Toy, inputs: dict[str, Tensor]) -> Tensor:
+    """The loss of :func:`loss_of`, by the parts of the model instead of the model."""
+
+    class Parts(torch.nn.Module):
+        forward = Toy.forward
+
+    parts: Any = Parts()
+    parts.__dict__.update(dict(model.named_children()))
+    return loss_of(parts, inputs)
+
+
+class Opaque:
+    """An object into which nothing can look."""
+
+    __slots__ = ("get",)
+
+    def __init__(self, logits: Tensor) -> None:
+        self.get = lambda: logits
+
+
+class Open:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits, self.get = logits, lambda: logits
+
+
+def returning(kind: Any) -> LossOf:
+    """The loss by a model that returns an object of this class."""
+
+    def of_object(model: Toy, inputs: dict[str, Tensor]) -> Tensor:
+        vars(model)["forward"] = lambda **given: kind(Toy.forward(model, **given))
+        loss = loss_of(lambda **given: model(**given).get(), inputs)  # pyright: ignore
+        del vars(model)["forward"]
+        return loss
+
+    return of_object
+
+
+def zeroed_before(backward_of: int, loss: LossOf = loss_of, generator: bool = True) -> Loop:
+    """A discriminator and its generator: forwards, ``zero_grad``, backward."""
+
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            losses = torch.stack([loss(model, batch(10 * t + part)) for part in range(backward_of)])
+            optimizer.zero_grad()
+            losses.sum().backward()
+            watcher.step(loss=losses.detach().sum())
+            optimizer.step()
+            if generator:
+                wrong = loss(model, batch(100 + t)).neg()
+                optimizer.zero_grad()
+                (100 * wrong).backward()
+
+    return loop
+
+
+def zeroed_first(loss: LossOf, generator: bool) -> Loop:
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            own = loss(model, batch(t))
+            own.backward()
+            watcher.step(loss=own)
+            optimizer.step()
+            if generator:
+                (100 * loss(model, batch(100 + t))).neg().backward()
+
+    return loop
+
+
+class Raises(torch.autograd.Function):
+    """A backward that raises, as one does that lacks memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+
+def retried(loss_first: bool, fails: bool) -> Loop:
+    """A backward that raises in the middle is retried with another batch, after ``zero_grad``."""
+
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            if fails:
+                hook = model.encoder.layers[1].register_forward_hook(lambda _m, _a, y: Raises.apply(y))
+                loss = loss_of(model, batch(50 + t))
+                hook.remove()
+                with pytest.raises(ZeroDivisionError):
+                    loss.backward()
+            if not loss_first:
+                optimizer.zero_grad()
+            loss = loss_of(model, batch(t))
+            if loss_first:
+                optimizer.zero_grad()
+            loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("loop", "wanted"),
+    [
+        pytest.param(zeroed_before(1), zeroed_before(1, generator=False), id="zero_grad after the forward"),
+        pytest.param(zeroed_before(3), zeroed_before(3, generator=False), id="zero_grad after three forwards"),
+        pytest.param(zeroed_first(by_parts, True), zeroed_first(loss_of, False), id="by parts"),
+        pytest.param(zeroed_before(1, by_parts), zeroed_before(1, generator=False), id="by parts, zero_grad after"),
+        pytest.param(zeroed_first(returning(Open), True), zeroed_first(loss_of, False), id="an object"),
+        pytest.param(zeroed_first(returning(Opaque), True), zeroed_first(loss_of, False), id="a closed object"),
+        pytest.param(retried(False, True), retried(False, False), id="a backward that raises"),
+        pytest.param(retried(True, True), retried(True, False), id="a backward that raises, zero_grad after"),
+    ],
+)
+def test_passes_whose_gradients_were_thrown_away_are_no_part_of_a_row(loop: Loop, wanted: Loop) -> None:
+    probes = "ln_input,residual_norm,activation_grad_norm,attention_heads"
+
+    def still(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
+
+    found, watcher, _ = recorded(loop, still, probes=probes, reference=None)
+    oracle, _, _ = recorded(wanted, still, probes=probes, reference=None)
+    alike(found, oracle)
+    assert not watcher.loop_warnings
+    assert not watcher.ended
+
+
+def test_gradients_that_no_optimizer_holds_do_not_hide_those_that_were_thrown_away() -> None:
+    """The optimizer holds a part of the parameters, and ``zero_grad`` leaves the others' gradients."""
+
+    def part(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(parameters)[4:], lr=0.0)
+
+    options: dict[str, Any] = {"probes": "ln_input,activation_grad_norm", "reference": None}
+    found, _, _ = recorded(zeroed_first(loss_of, True), part, **options)
+    oracle, _, _ = recorded(zeroed_first(loss_of, False), part, **options)
+    for row in range(UPDATES):
+        for name, cells in found.row(row)[1].items():
+            same(cells, oracle.row(row)[1][name], f"{name}, row {row}")
+
+
+def test_a_closure_may_zero_gradients_between_forward_and_backward() -> None:
+    def lbfgs(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, lr=lr, max_iter=3, tolerance_grad=0, tolerance_change=0)
+
+    def closures(zero_first: bool) -> Loop:
+        def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+            for t in range(UPDATES):
+                seen: list[Tensor] = []
+
+                def closure(t: int = t, seen: list[Tensor] = seen) -> Tensor:
+                    if zero_first:
+                        optimizer.zero_grad()
+                    loss = loss_of(model, batch(t))
+                    if not zero_first:
+                        optimizer.zero_grad()
+                    loss.backward()
+                    if not seen:
+                        watcher.step(loss=loss)
+                    seen.append(loss)
+                    return loss
+
+                optimizer.step(closure)  # pyright: ignore (a loss is returned)
+
+        return loop
+
+    found, watcher, _ = recorded(closures(False), lbfgs, probes="standard", reference=None)
+    oracle, _, _ = recorded(closures(True), lbfgs, probes="standard", reference=None)
+    alike(found, oracle)
+    assert not watcher.loop_warnings
+
+
+def test_micro_batches_of_several_forwards_add_up_as_before() -> None:
+    """Each forward counts once, whichever backward it has."""
+
+    def accumulated(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            for part in range(3):
+                losses = [loss_of(model, batch(30 * t + 3 * part + each)) for each in range(3)]
+                torch.stack(losses).sum().backward()
+            watcher.step(loss=1.0)
+            optimizer.step()
+
+    options: dict[str, Any] = {"probes": "standard,attention_heads", "reference": None}
+    found, watcher, _ = recorded(accumulated, **options)
+    assert watcher.audit["forwards"] == 9
+    entered: list[Tensor] = []
+    torch.manual_seed(0)
+    model = Toy().double()
+    model.encoder.norm.register_forward_pre_hook(lambda _, given: entered.append(given[0].detach()))
+    for number in range(9):
+        loss_of(model, batch(number))
+    sizes = torch.cat([x.norm(dim=-1).flatten() for x in entered])
+    assert found.column(0, "ln_input", "value")["encoder.norm"] == pytest.approx(float(sizes.mean()), rel=1e-12)
+
+
 def test_a_row_of_a_closure_is_of_its_first_evaluation() -> None:
     def lbfgs(parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(parameters, lr=lr, max_iter=3, tolerance_grad=0, tolerance_change=0)
@@ -539,6 +743,7 @@ def test_the_batch_of_an_update_is_of_the_forwards_that_ended() -> None:
         model("what a forward that raises is given")
     with torch.no_grad():
         model(given)
+    batches.discard(1)
     batches.hand_over()
     kept = batches._given
     batches.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from ..places.sites import fields_of
@@ -22,25 +24,42 @@ class Kind(Enum):
     LEAVES, RETURNS, PENALTY = range(3)
 
 
+class Witness(NamedTuple):
+    """The first parameter that had a gradient after a backward, that gradient, and how often it was written to."""
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    version: int
+
+
 class Backwards:
-    """The backward passes of a row, and which of them lead to its update, by the gradients of ``parameters``.
+    """The backward passes of a row, and which of them lead to its update, by the gradients of ``parameters``. The
+    gradients of ``stepped``, the parameters that optimizers hold, tell which passes were thrown away.
 
     A backward of which a graph is made (``create_graph=True``) and that leaves no gradient on a parameter is part of a
     loss, as the gradient of a penalty is. Gradients that ``torch.autograd.grad`` returns are those of the update only
     if no backward of the row leaves gradients on parameters; else they are a saliency, weights of tasks or an
-    adversarial example. Gradients that are gone (``zero_grad`` sets them to None) when the next
-    forward begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was run
-    for its generator. A loop that overwrites gradients with zeros instead looks like one that accumulates:
-    ``rewritten`` is True if something wrote to a gradient between a backward of the row and its next forward.
+    adversarial example. Gradients that are gone (``zero_grad`` sets them to None) when the next forward or backward
+    begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was run for its
+    generator, a backward that raised. A loop that overwrites gradients with zeros instead looks like one that
+    accumulates: ``rewritten`` is True if something wrote to a gradient between a backward of the row and its next
+    forward.
 
     ``looks``: True if the parameters tell. On several ranks they may be split, so that a graph ends at other tensors:
-    there every backward counts. ``on_begin``: functions to call when a backward reaches what the model returned.
-    ``on_first``: functions to call when gradients were returned in the row, and the first backward comes that leaves
-    some.
+    there every backward counts. ``on_reach``: the function to call before a backward leaves gradients that lead to the
+    update, with True if it was noticed inside the model, where some may have been left already. ``on_begin``: functions
+    to call when a backward reaches what the model returned. ``on_first``: functions to call when gradients were
+    returned in the row, and the first backward comes that leaves some.
     """
 
-    def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], looks: bool) -> None:
-        self._parameters, self.looks = parameters, looks
+    def __init__(
+        self,
+        parameters: Callable[[], Sequence[torch.Tensor]],
+        looks: bool,
+        stepped: Callable[[], Sequence[torch.Tensor]],
+    ) -> None:
+        self._parameters, self.looks, self._stepped = parameters, looks, stepped
+        self.on_reach: Callable[[bool], None] = lambda inside: None
         self.on_begin: list[Callable[[], None]] = []
         self.on_first: list[Callable[[], None]] = []
         self._task, self._kind = -1, Kind.LEAVES  # the last backward
@@ -48,11 +67,12 @@ class Backwards:
         self._reached_by = -1  # the last backward that reached an output
         self.count = 0  # of the backwards of this row that left gradients
         self.rewritten = False
-        self._witness: tuple[torch.Tensor, int] | None = None  # a gradient, and how often it was written to by then
+        self._witness: Witness | None = None
+        self._unfinished = False  # a backward has begun and not come to its end
 
     def start_row(self) -> None:
         self.count, self.rewritten, self._witness = 0, False, None
-        self._left_some = self._returned = False
+        self._left_some = self._returned = self._unfinished = False
 
     def leads(self) -> bool:
         """Return True if the backward that runs leads to the update, as far as this row tells so far."""
@@ -79,42 +99,66 @@ class Backwards:
                 return Kind.LEAVES
         return Kind.PENALTY if makes_graph else Kind.RETURNS
 
-    def listen(self, output: Any) -> None:
-        """Learn of the end of each backward that reaches what the model returned."""
+    def listen(self, output: Any, inside: bool = False) -> bool:
+        """Learn of each backward that reaches what the model returned, or a value ``inside`` of it. Return True if
+        there is a tensor that tells."""
+        found = False
+        reached = partial(self._reached, inside)
         with suppress(Exception):  # of the caller's classes: training goes on
             for tensor in _tensors(output):
                 if tensor.grad_fn is not None:
                     with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
-                        tensor.register_hook(self._reached)
+                        tensor.register_hook(reached)
+                        found = True
+        return found
 
     def thrown_away(self) -> bool:
-        """Return True, once, if the gradients that backwards of this row left are gone."""
-        if not self.count:
+        """Return True, once, if the gradients that backwards of this row left are gone when a forward begins."""
+        if not (self.count or self._unfinished):
             return False
-        if (left := self._left()) is not None:
-            witness, version = self._witness or (None, 0)
-            self.rewritten |= left is witness and left._version > version
+        if left := self._left():
+            if (witness := self._witness) is not None and left.gradient is witness.gradient:
+                self.rewritten |= left.version > witness.version
             return False
-        self.count = 0
+        self.count, self._unfinished = 0, False
         return True
 
-    def _reached(self, _: torch.Tensor) -> None:
+    def thrown_before(self, inside: bool) -> bool:
+        """Return True, once, if they are gone when a backward begins. ``inside``: it may have left some already, on
+        parameters that come last."""
+        if not (self.count or self._unfinished):
+            return False
+        gone = inside and self._witness is not None and self._witness.parameter.grad is None
+        if not gone and self._left() is not None:
+            return False
+        self.count, self._unfinished = 0, False
+        return True
+
+    def _reached(self, inside: bool, _: torch.Tensor) -> None:
         if (task := torch._C._current_graph_task_id()) == self._reached_by:
             return  # by another output
         self._reached_by = task
+        leaves = self.looks and self.leads() and self._kind is Kind.LEAVES
+        if leaves:
+            self.on_reach(inside)
         for call in self.on_begin:
             call()
-        if self.looks and self.leads() and self._kind is Kind.LEAVES:
+        if leaves:
+            self._unfinished = True
             _engine.queue_callback(self._ended)
 
     def _ended(self) -> None:
-        if (left := self._left()) is not None:
+        self._unfinished = False
+        if left := self._left():
             self.count += 1
-            self._witness = left, left._version
+            self._witness = left
 
-    def _left(self) -> torch.Tensor | None:
-        """Return the first gradient that a parameter has."""
-        return next((p.grad for p in self._parameters() if p.grad is not None), None)
+    def _left(self) -> Witness | None:
+        """Return the first gradient that an optimizer would find."""
+        for parameter in self._stepped():
+            if (gradient := parameter.grad) is not None:
+                return Witness(parameter, gradient, gradient._version)
+        return None
 
 
 def _accumulates(parameter: torch.Tensor) -> bool:
@@ -148,6 +192,7 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         if isinstance(value, Mapping):
             value = list(value.values())
         elif not isinstance(value, (tuple, list)):
-            value = fields_of(value)
+            own = getattr(value, "__dict__", {}) if not isinstance(value, (type, nn.Module)) else {}
+            value = [*fields_of(value), *own.values()]
         for item in value:
             yield from _tensors(item, depth + 1)

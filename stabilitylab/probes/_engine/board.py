@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ from ..parameters.ranks import RankShare
 from ..parameters.squares import PATTERNS
 from ..places.sites import Site
 from .masks import Masks
+
+
+class Since(NamedTuple):
+    """Sums of some passes of a row: the buffers of additive columns (True) and of maxima, and which cells exist."""
+
+    storage: dict[bool, torch.Tensor]
+    seen: np.ndarray
 
 
 class Board:
@@ -35,6 +42,8 @@ class Board:
         self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
+        self._since: Since | None = None  # the sums of passes that no backward has come from yet
+        self._spoilt = False  # this row's numbers depend on passes that were thrown away
         self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
         self._readers: dict[str, list[tuple[int, str]]] = {}  # raw number -> the columns that read it
         for place, column in enumerate(columns):
@@ -50,7 +59,7 @@ class Board:
 
     def place(self, additive: bool, buffer: torch.Tensor) -> None:
         """Place the columns that are sums, or maxima, in ``buffer``, one after the other."""
-        self._storage[additive] = buffer
+        self._storage[additive], self._since = buffer, None
         self.parts |= self._columns_in(additive, buffer)
 
     def _columns_in(self, additive: bool, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -78,10 +87,48 @@ class Board:
 
     def reduce(self, masks: Masks) -> None:
         """Add what waits to the columns, equal shapes of one stack together."""
+        self._add_up(masks)
+        self._values.clear()
+        self._waiting.clear()
+        self.probe.end_pass(kept=True)
+
+    def reduce_apart(self, masks: Masks) -> None:
+        """Do the same, and add what waits to sums of their own too, for :meth:`forget_before`."""
+        if self._since is None:
+            storage = {
+                additive: torch.full_like(buffer, 0 if additive else -torch.inf)
+                for additive, buffer in self._storage.items()
+            }
+            self._since = Since(storage, np.zeros_like(self._seen))
+        before = self.parts, self._seen
+        self.parts, self._seen = {}, self._since.seen
+        for additive, buffer in self._since.storage.items():
+            self.parts |= self._columns_in(additive, buffer)
+        try:
+            self._add_up(masks)
+        finally:
+            self.parts, self._seen = before
+        self.reduce(masks)
+
+    def settle(self) -> None:
+        """Note that a backward came from all passes so far."""
+        self._since = None
+
+    def forget_before(self) -> None:
+        """Forget the passes from which a backward came, and keep those since, and what waits."""
+        since, self._since = self._since, None
+        self._spoilt |= type(self.probe).begin_row is not Probe.begin_row
+        self._seen[:] = False if since is None else since.seen
+        for additive, buffer in self._storage.items():
+            if since is None:
+                buffer.fill_(0 if additive else -torch.inf)
+            else:
+                buffer.copy_(since.storage[additive])
+
+    def _add_up(self, masks: Masks) -> None:
         for (raw, stack, shape, _), (rows, values) in self._values.items():
             numbers = self.probe.measure_together(values)
             self.add(raw, rows, numbers, masks(stack, shape[:-1], numbers.device) if numbers.dim() > 1 else None)
-        self._values.clear()
         for raw, entries in self._waiting.items():
             if raw not in self._readers:
                 measured = f"probe {self.table.name!r} measures {raw!r}"
@@ -95,8 +142,6 @@ class Board:
             for (stack, shape), (rows, values) in groups.items():
                 stacked = torch.stack(values)  # (n, *tokens)
                 self.add(raw, rows, stacked, masks(stack, shape, stacked.device) if shape else None)
-        self._waiting.clear()
-        self.probe.end_pass(kept=True)
 
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if (index := self._index.get(key := tuple(rows))) is None:
@@ -112,6 +157,7 @@ class Board:
         self.sites = (*self.sites, *sites)
         self.table = replace(self.table, rows=(*self.table.rows, *(site.row for site in sites)))
         self._seen = np.pad(self._seen, ((0, len(sites)), (0, 0)))
+        self._since = None
 
     def collect(self, collected: Collected) -> None:
         """Add the numbers of all rows at once, from a probe of parameters."""
@@ -126,9 +172,8 @@ class Board:
         for additive, buffer in self._storage.items():
             held |= self._columns_in(additive, buffer.clone())
         columns = [(rule, held[column]) for column, rule in self.rules.items()]
-        share = RankShare(
-            "table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended), copies=bool(self.sites)
-        )
+        seen = np.zeros_like(self._seen) if self._spoilt else self._seen.copy()
+        share = RankShare("table", self.table.name, columns, seen, ended=bool(self.ended), copies=bool(self.sites))
         self.clear()
         return share
 
@@ -150,6 +195,7 @@ class Board:
     def clear(self) -> None:
         self.drop()
         self.probe.begin_row()
+        self._since, self._spoilt = None, False
         self._seen[:] = False
         for additive, buffer in self._storage.items():
             buffer.fill_(0 if additive else -torch.inf)

@@ -16,7 +16,7 @@ from ..places.sites import Parts
 from .backwards import Backwards
 from .board import Board, CleanPasses
 from .guard import Guard
-from .hooks import Hook, in_backward
+from .hooks import Hook, Value, in_backward
 from .masks import Masks
 from .passes import Pass, Wanted
 from .watchable import compiled_modules
@@ -73,7 +73,9 @@ class TrainingPass(Pass):
         self.compiled = False  # a call came from compiled code
         self._row = 0  # counts rows
         self._sums: list[ComingGradient] = []
-        self.on_discard: list[Callable[[], None]] = []  # are called when no update follows what the row has so far
+        # are called when no update follows what the row has so far, but for its last forwards, as many as are given
+        self.on_discard: list[Callable[[int], None]] = []
+        self._last: Value | Parts = None  # what the last site of the forward that runs has returned
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
 
@@ -107,7 +109,9 @@ class TrainingPass(Pass):
             if gradient is not None:
                 self._keep_gradient(one.wanted, gradient, one.weight)
         self._sums.clear()
+        self._since += more and self._summed
         super().end(more)
+        self._summed, self._settled = self._summed or self._settled, False
         if more and self._recorded and self._clean is not None:
             self._clean.count()
         self._recorded = False
@@ -117,9 +121,16 @@ class TrainingPass(Pass):
         self._weights.clear()
         self._scale: torch.Tensor | None = None
         self.twice, self.transformed, self.forwards = False, False, 0
+        self._begin()
         self._row += 1
         if self.backwards is not None:
             self.backwards.start_row()
+
+    def _begin(self) -> None:
+        """Note that the row has no backward yet."""
+        # what waits belongs to passes that a backward came from; so do the sums; the forwards that had ended by then
+        self._settled, self._summed, self._before = False, False, 0
+        self._since = 0  # passes that were added to the sums later
 
     def trains(self) -> bool:
         """Return True if a forward that begins or ends now is one of training."""
@@ -134,7 +145,25 @@ class TrainingPass(Pass):
         self.compiled |= compiled
         if not self.ranks.running:
             return False
-        return hook not in self._calls if in_backward() else super().records(hook, compiled)
+        if in_backward():
+            return hook not in self._calls
+        anew = not compiled and not self._inside and self.repeats(hook)
+        if anew and self.backwards is not None and self.backwards.thrown_away():
+            self._discard()
+        return super().records(hook, compiled)
+
+    def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:
+        super().visit(hook, entering, leaving, compiled)
+        if self.backwards is not None and self.backwards.looks and not compiled and self.attached and self.trains():
+            if self._inside:
+                self._last = leaving
+            else:
+                self._listen_inside(leaving)
+
+    def _listen_inside(self, value: Value | Parts) -> None:
+        """Learn of backwards where nothing tells that the model returned."""
+        assert self.backwards is not None
+        self.backwards.listen(value.tensors if isinstance(value, Parts) else value, inside=True)
 
     def pass_over(self) -> None:
         self.transformed |= self.attached and self.trains()
@@ -209,6 +238,7 @@ class TrainingPass(Pass):
         self.seconds += time.perf_counter() - began
 
     def _enter(self, *given: Any) -> None:
+        self._last = None
         if self.trains():
             if self.backwards is not None and self.backwards.thrown_away():
                 self._discard()
@@ -223,8 +253,43 @@ class TrainingPass(Pass):
         if self._clean is not None:
             self._clean.begin()
         self._recorded, self.twice, self.forwards = False, False, 0
+        self._begin()
         for call in self.on_discard:
-            call()
+            call(0)
+
+    def reach(self, inside: bool) -> None:
+        """Note that a backward is about to leave gradients. Those of the row so far may be gone: then forget the passes
+        that they came from. Forwards that have no backward yet are kept: it may be theirs."""
+        if self.paused or self.backwards is None:
+            return
+        if self.backwards.thrown_before(inside):
+            self.discarded += 1
+            self.forget_gradients()
+            kept, passes = self.forwards - self._before, self._since
+            for board in self.boards:
+                if board.probe.on != "backward":
+                    board.forget_before()
+            if self._clean is not None:
+                self._clean.begin()
+                for _ in range(passes):
+                    self._clean.count()
+            self.forwards = kept
+            for call in self.on_discard:
+                call(kept)
+        for board in self.boards:
+            board.settle()
+        self._settled, self._summed, self._before, self._since = True, False, self.forwards, 0
+
+    def _reduce(self) -> None:
+        if not self._summed:
+            super()._reduce()
+            return
+        for board in self.boards:
+            try:
+                board.reduce_apart(self.masks)
+            except Exception as error:
+                self.guard(board, error)
+        self._held = 0
 
     def forget_gradients(self) -> None:
         """Drop the gradients of the row so far: they led to something else than the update."""
@@ -237,10 +302,11 @@ class TrainingPass(Pass):
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
+        last, self._last = self._last, None
         if self.trains():
             self.forwards += 1
-            if self.backwards is not None:
-                self.backwards.listen(given[-1])
+            if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
+                self._listen_inside(last)
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

@@ -33,9 +33,9 @@ class UpdateBatch(ForwardCopies):
         """Begin a row. ``wanted``: True if its batch is to be kept."""
         self._wanted, self._begun, self._coming = wanted, None, []
 
-    def discard(self) -> None:
-        """Forget the forwards that have ended: no update follows them."""
-        self._coming = []
+    def discard(self, kept: int) -> None:
+        """Forget the forwards that have ended but for the last ``kept``: no update follows them."""
+        self._coming = self._coming[len(self._coming) - kept :]
 
     def hand_over(self) -> None:
         """Close the batch before the optimizer's step; the next row's forwards are of another batch."""

@@ -95,7 +95,7 @@ class LeftoverGradients(Instrument):
             if (gradient := p.grad) is not None:
                 self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
 
-    def _discard(self) -> None:
+    def _discard(self, kept: int) -> None:
         """Forget what was found: it belongs to passes that no update follows, whose gradients are gone."""
         self._found = None
 

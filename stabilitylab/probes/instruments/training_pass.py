@@ -39,7 +39,11 @@ class TrainingRows(Instrument):
             watched.options.recorder is not None,
         )
         if watched.stages is None and watched.options.recorder is None:  # whose loops are known
-            self.passes.backwards = Backwards(lambda: watched.parameters.originals, looks=watched.ranks.alone)
+            parameters = watched.parameters
+            self.passes.backwards = Backwards(
+                lambda: parameters.originals, watched.ranks.alone, lambda: parameters.stepped
+            )
+            self.passes.backwards.on_reach = self.passes.reach
             self.passes.backwards.on_first.append(self.passes.forget_gradients)
         self.is_compiled = self._compiled()
         if self.is_compiled:

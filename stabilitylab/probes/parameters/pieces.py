@@ -144,6 +144,12 @@ class Parameters:
         return self._own
 
     @property
+    def stepped(self) -> list[torch.Tensor]:
+        """The parameters that an optimizer of this watch holds; all parameters if none is known to hold any."""
+        held = {id(tensor) for group in self.optimizer_groups for tensor in group["params"]}
+        return [tensor for tensor in self._own if id(tensor) in held] or self._own
+
+    @property
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The groups of parameters of all optimizers, each with its settings."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
