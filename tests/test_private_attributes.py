@@ -33,6 +33,7 @@ OUTSIDE = {  # of torch, Python and others
     "_C": "torch's compiled half",
     "_current_graph_task_id": "whether a backward is running, and which",
     "_will_engine_execute_node": "whether the backward that runs leaves a gradient on a parameter",
+    "_is_view": "whether a tensor is a view, whose history a write to it makes anew",
     "_current_autograd_node": "where the backward that runs is",
     "_execution_engine": "calls back at the end of a backward",
     "_are_functorch_transforms_active": "whether a transform of torch.func is running, which nothing public tells",
@@ -60,6 +61,8 @@ SHARED = {
     "_values": ("probes/state/bits.py",),
     "_version": (
         "probes/_engine/backwards.py",
+        "probes/_engine/hooks.py",
+        "probes/_engine/training_pass.py",
         "probes/instruments/leftover.py",
         "probes/library/adam.py",
         "probes/library/fingerprint.py",

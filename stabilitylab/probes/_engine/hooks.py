@@ -69,6 +69,7 @@ class Hook(Copied):
         self.left_out = visitor.left_out
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
+        self.entered = (0, 0)  # which tensor entered the call that runs, and how often it was written to by then
         self.kept: Any = None  # what lives as long as it does
         self._handles: list[Any] = []
         number = 3 * next(_numbers)
@@ -114,9 +115,26 @@ class Hook(Copied):
                 if isinstance(other, Hook) and other.visitor is None:  # of an earlier watch
                     del self.module._forward_hooks[number], self.module._forward_hooks_with_kwargs[number]
             self._handles.append(self.module.register_forward_hook(self, with_kwargs=True))
+            if self.needs_input and not self.compiled:
+                noted = NotingHook(self)
+                self._handles.append(self.module.register_forward_pre_hook(noted, with_kwargs=True))
             if self.of_input and not self.left_out:
                 entry = EntryHook(self)
                 self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
+
+    def note(self, args: Any, kwargs: Any) -> None:
+        """Note how often the tensor was written to that enters the module."""
+        try:
+            self.entered = _written(hidden_state(args, kwargs))
+        except Exception:  # of the caller's classes: this is told when the module returns
+            self.entered = (0, 0)
+
+    def wrote_into(self, entering: Value | Parts) -> bool:
+        """Return True if the module that returns now has written into what entered it."""
+        tensor, version = self.entered
+        self.entered = (0, 0)
+        now = _written(entering)
+        return tensor != 0 and tensor == now[0] and version != now[1]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -129,6 +147,25 @@ class Hook(Copied):
         self.visitor, self.wanted = None, ()
         if not self.compiled:
             self.detach()
+
+
+def _written(value: Value | Parts) -> tuple[int, int]:
+    """Return which tensor it is, and how often it was written to; (0, 0) if that is not counted."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return 0, 0
+    return id(value), value._version
+
+
+class NotingHook(Copied):
+    """A hook that notes the state of what enters a module, which may write into it. Compiled code does without."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and not is_transformed():
+            do = _at_once if _callback() in (None, False) else _apart
+            do(self.hook.note, args, kwargs)  # pyright: ignore (it may be compiled)
 
 
 class EntryHook(Copied):
@@ -328,8 +365,8 @@ def keep_apart() -> None:
         from torch._dynamo.eval_frame import skip_code
 
         _apart = torch.compiler.disable(_at_once) if _apart is _at_once else _apart
-        for code in (Hook.__call__.__code__, EntryHook.__call__.__code__, RootHook.__call__.__code__):
-            skip_code(code)
+        for kind in (Hook, EntryHook, RootHook, NotingHook):
+            skip_code(kind.__call__.__code__)
 
 
 def forget_compiled() -> bool:

@@ -21,6 +21,7 @@ from .watchable import split_by_ddp
 EARLY = "is reached before a norm tells how the tokens lie on the ranks"
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 INNER = "shows the product before its last weight to no module, and to no product of matrices that is known"
+WRITTEN = "writes into its input, whose value is gone when it returns"
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
 
 
@@ -73,6 +74,7 @@ class Pass:
         self._calls: dict[Hook, int] = {}  # the pass of each hook's last call
         self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
+        self._wrote = False  # the module that returns now has written into what entered it
         self.broken = 0  # forwards that raised, whose numbers were left out
 
     @property
@@ -159,6 +161,9 @@ class Pass:
             return
         began = time.perf_counter()
         held: Any = (entering, leaving)
+        self._wrote = not compiled and hook.wrote_into(entering)
+        if self._wrote:
+            self.note_written()
         shards = self.ranks.shards
         if shards is not None and not isinstance(leaving, Parts):
             entering, leaving = self._whole(shards, hook, entering, leaving)
@@ -175,7 +180,10 @@ class Pass:
                 board.probe.missed[site.name] = EARLY
                 self._hold(wanted, board.probe.unmeasured(y.device))
                 continue
-            x = entering if site.whole else None
+            if self._wrote and site.take == "input":
+                board.probe.missed[site.name] = WRITTEN
+                continue
+            x = entering if site.whole and not self._wrote else None
             try:
                 if isinstance(y, Parts):
                     self._visit_parts(wanted, x, y, compiled)
@@ -221,6 +229,9 @@ class Pass:
                 if not board.ended:
                     self.guard(board, error)
 
+    def note_written(self) -> None:
+        """Note that a module has written into what entered it, see :class:`~.training_pass.TrainingPass`."""
+
     def pass_over(self) -> None:
         """Note that a call of a module is not measured, since it is inside a transform of torch.func."""
 
@@ -242,6 +253,8 @@ class Pass:
         """Keep the numbers of a call, if there are any."""
         board, row, fed = wanted
         if numbers is None:
+            if self._wrote:  # and the probe needs what entered
+                board.probe.missed[board.sites[row].name] = WRITTEN
             return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ from .masks import Masks
 from .passes import Pass, Wanted
 from .watchable import compiled_modules
 
+PARTIAL = "is a view into which a later module writes, so that a part of its gradient passes by"
+
 
 class ComingGradient:
     """The gradient of one value in one forward. It comes with each backward through that forward, from each of the
@@ -28,6 +31,7 @@ class ComingGradient:
 
     def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor, parts: int = 1) -> None:
         self._to, self.wanted, self.weight, self.parts = to, wanted, weight, parts
+        self.partial = False  # something wrote into the value, a view: a part of its gradient passes by
         self.row = -1  # in which it came last
         self.came = 0  # how many times in that row
         self.sum: torch.Tensor | None = None
@@ -72,6 +76,7 @@ class TrainingPass(Pass):
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.compiled = False  # a call came from compiled code
         self._row = 0  # counts rows
+        self._views: list[tuple[ref[torch.Tensor], int, ComingGradient]] = []  # whose gradients are to come
         self._sums: list[ComingGradient] = []
         # are called when no update follows what the row has so far, but for its last forwards, as many as are given
         self.on_discard: list[Callable[[int], None]] = []
@@ -121,6 +126,7 @@ class TrainingPass(Pass):
         self._weights.clear()
         self._scale: torch.Tensor | None = None
         self.twice, self.transformed, self.forwards = False, False, 0
+        self._views.clear()
         self._begin()
         self._row += 1
         if self.backwards is not None:
@@ -182,7 +188,28 @@ class TrainingPass(Pass):
             self._weights[board, row] = weight
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
-            y.register_hook(ComingGradient(self, wanted, weight))
+            one = ComingGradient(self, wanted, weight)
+            y.register_hook(one)
+            if self._views:
+                self._look_at(self._views.pop())  # now, since it may be gone when its gradient comes
+            if y._is_view():
+                self._views.append((ref(y), y._version, one))
+
+    def note_written(self) -> None:
+        views, self._views = self._views, []
+        for view in views:
+            self._look_at(view)
+
+    def _look_at(self, view: tuple[ref[torch.Tensor], int, ComingGradient]) -> None:
+        """Leave out the gradient of a view into which something has written since its hook came."""
+        (value, version, one), wanted = view, view[2].wanted
+        if (tensor := value()) is None:
+            return
+        if tensor._version == version:
+            self._views.append(view)
+        else:
+            one.partial = True
+            wanted.board.probe.missed[wanted.board.sites[wanted.row].name] = PARTIAL
 
     def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
         self._recorded = True
@@ -194,6 +221,11 @@ class TrainingPass(Pass):
     def receive(self, one: ComingGradient, gradient: torch.Tensor) -> None:
         """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
+            return
+        if self._views:
+            self.note_written()
+            self._views.clear()
+        if one.partial:
             return
         if one.row != self._row:
             one.came, one.row, one.sum = 0, self._row, None
