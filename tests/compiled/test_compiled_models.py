@@ -406,3 +406,41 @@ def test_a_reference_beside_a_compiled_loss_function_is_recorded() -> None:
         w.step(loss=loss)
     assert np.isfinite(sink.rows[0][2]["cosine_similarity"].values).all()
     assert w.loop_warnings == []
+
+
+@pytest.mark.parametrize("how", ["method", "blocks"])
+def test_two_backwards_through_one_forward_add_up_before_the_norm(how: str) -> None:
+    """As in eager code: the first row has no number, the others that of ``retain_grad``."""
+    torch.manual_seed(0)
+    plain = GPT().double()
+    model = copy.deepcopy(plain)
+    forward = compiled(model, how, "aot_eager")
+    sink = ListSink()
+
+    def backward(logits: Tensor) -> None:
+        logits.square().mean().backward(retain_graph=True)
+        (logits.sum(-1).square().mean() / -3).backward()
+
+    given = list(itertools.islice(batches(), 6))
+    with Watcher(model, sink, probes="activation_grad_norm", reference=None, every=1) as watcher:
+        for t in range(3):
+            model.zero_grad()
+            for part in range(2):
+                backward(forward(given[2 * t + part]))
+            watcher.step()
+    kept: list[Tensor] = []
+    for block in plain.blocks:
+        block.register_forward_hook(lambda _m, _a, y: (y.retain_grad(), kept.append(y))[0])
+    for t in range(3):
+        kept.clear()
+        for part in range(2):
+            backward(plain(given[2 * t + part]))
+        layout, cells = sink.tables["activation_grad_norm"], sink.rows[t][2]["activation_grad_norm"]
+        found = {row.site: float(value) for row, value in zip(layout.rows, cells.values[:, 0], strict=True)}
+        depth = len(plain.blocks)
+        for number in range(depth):
+            if not t:
+                assert np.isnan(found[f"blocks.{number}"])
+                continue
+            gradients = [y.grad.flatten() for y in kept[number::depth] if y.grad is not None]
+            assert found[f"blocks.{number}"] == pytest.approx(float(torch.cat(gradients).norm()), **EXACT)

@@ -40,6 +40,30 @@ class ComingGradient:
         self._to.receive(self, gradient)
 
 
+class CompiledGradients:
+    """The gradients of one value in compiled code, which come without their forward: in each backward one for each
+    call since the last backward, the last call first. ``weights``: of these calls. ``sums``: of the gradients, if
+    several backwards go through these calls."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.weights: list[torch.Tensor] = []
+        self.sums: dict[int, torch.Tensor] = {}  # call -> sum
+        self.came = 0
+
+    def of_call(self) -> int:
+        """Return the call to which the gradient belongs that comes now."""
+        self.came += 1
+        return len(self.weights) - 1 - (self.came - 1) % len(self.weights)
+
+    def take(self) -> dict[int, torch.Tensor]:
+        sums, self.sums = self.sums, {}
+        return sums
+
+    def forget(self) -> None:
+        self.sums, self.came = {}, 0
+
+
 class TrainingPass(Pass):
     """The pass that records forwards of the model in training mode with gradients on, and gradients of their
     activations.
@@ -73,7 +97,7 @@ class TrainingPass(Pass):
         super().__init__(model, boards, masks, guard, ranks, together)
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
+        self._compiled: dict[tuple[Board, int], CompiledGradients] = {}
         self.compiled = False  # a call came from compiled code
         self._row = 0  # counts rows
         self._views: list[tuple[ref[torch.Tensor], int, ComingGradient]] = []  # whose gradients are to come
@@ -114,6 +138,8 @@ class TrainingPass(Pass):
             if gradient is not None:
                 self._keep_gradient(one.wanted, gradient, one.weight)
         self._sums.clear()
+        for compiled in self._compiled.values():
+            self._keep_compiled(compiled)
         self._since += more and self._summed
         super().end(more)
         self._summed, self._settled = self._summed or self._settled, False
@@ -123,7 +149,7 @@ class TrainingPass(Pass):
 
     def start_row(self) -> None:
         self._calls.clear()
-        self._weights.clear()
+        self._compiled.clear()
         self._scale: torch.Tensor | None = None
         self.twice, self.transformed, self.forwards = False, False, 0
         self._views.clear()
@@ -185,7 +211,12 @@ class TrainingPass(Pass):
             finally:
                 torch._C._set_grad_enabled(gradients)
         elif compiled:
-            self._weights[board, row] = weight
+            if (one := self._compiled.get((board, row))) is None:
+                one = self._compiled[board, row] = CompiledGradients(wanted)
+            if one.came:  # the calls before have had their backward
+                self._keep_compiled(one)
+                one.weights, one.came = [], 0
+            one.weights.append(weight)
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
             one = ComingGradient(self, wanted, weight)
@@ -242,11 +273,25 @@ class TrainingPass(Pass):
             self._keep_gradient(one.wanted, gradient, one.weight)
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
+        if self.paused or (self.backwards is not None and not self.backwards.leads()):
+            return
         for wanted in hook.wanted:
             board, row, _ = wanted
             of_site = board.probe.on == "backward" and (board.sites[row].take == "input") is of_input
-            if of_site and (weight := self._weights.get((board, row))) is not None:
-                self._keep_gradient(wanted, gradient, weight, compiled=True)
+            if of_site and (one := self._compiled.get((board, row))) is not None:
+                call = one.of_call()
+                if self.adding:
+                    before = one.sums.get(call)
+                    one.sums[call] = gradient.clone() if before is None else before + gradient
+                elif one.came > len(one.weights):
+                    self.twice = True
+                else:
+                    self._keep_gradient(wanted, gradient, one.weights[call], compiled=True)
+
+    def _keep_compiled(self, one: CompiledGradients) -> None:
+        """Measure what was added up of calls that have had their backward."""
+        for call, gradient in one.take().items():
+            self._keep_gradient(one.wanted, gradient, one.weights[call])
 
     def _keep_gradient(
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
@@ -279,7 +324,7 @@ class TrainingPass(Pass):
     def _discard(self) -> None:
         """Begin the row anew: the gradients of the passes so far are gone, and no update follows them."""
         self.discarded += 1
-        self._sums.clear()
+        self.forget_gradients()
         for board in self.boards:
             board.clear()
         if self._clean is not None:
@@ -327,6 +372,8 @@ class TrainingPass(Pass):
         """Drop the gradients of the row so far: they led to something else than the update."""
         self._row += 1  # each value's gradient comes for the first time again
         self._sums.clear()
+        for compiled in self._compiled.values():
+            compiled.forget()
         self.twice = False
         for board in self.boards:
             if board.probe.on == "backward":
