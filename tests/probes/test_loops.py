@@ -780,3 +780,75 @@ def test_the_first_row_is_audited_and_the_diagnosis_tells_it(tmp_path: Path) -> 
     )
     assert f"{norms} norms, none over another dimension than the last" in told
     assert audited({"audit": {"parameters": "many", "feature_axes": 3, "norms": 2}}) == audited({"audit": 7}) == ()
+
+
+class Sharing(torch.nn.Module):
+    """Another model, which shares the encoder."""
+
+    def __init__(self, model: Toy) -> None:
+        super().__init__()
+        self.embed, self.encoder = model.embed_source, model.encoder
+
+    def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
+        return self.encoder(self.embed(source) * 50, source_mask)
+
+
+def by_another(model: Toy, watcher: Watcher, t: int) -> None:
+    inputs = batch(100 + t)
+    Sharing(model)(inputs["source"], inputs["source_mask"])
+
+
+def test_a_model_that_shares_modules_is_no_part_of_a_row() -> None:
+    found, watcher, _ = recorded(loop_with(between=by_another))
+    oracle, _, _ = recorded(plain)
+    alike(found, oracle)
+    (told,) = watcher.loop_warnings
+    assert told.startswith("row 0: modules that the model had called were called outside of its own forward too")
+
+
+def test_modules_that_the_model_does_not_call_are_recorded_beside_it() -> None:
+    """As those of a model whose forward is its generator alone, and whose discriminator is called by the loop."""
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.LayerNorm(4), torch.nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x)
+
+    model, sink = Both().double(), ListSink()
+    given = torch.randn(5, 4, dtype=torch.float64)
+    with Watcher(model, sink, probes="ln_input", reference=None) as watcher:
+        loss = model.second(3 * model(given)).square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+    inner = torch.nn.functional.layer_norm(given, (4,))
+    wanted = {"first": float(given.norm(dim=-1).mean()), "second": 3 * float(inner.norm(dim=-1).mean())}
+    assert sink.column(0, "ln_input", "value") == pytest.approx(wanted, rel=1e-12)
+    assert not watcher.loop_warnings
+
+
+def test_a_model_that_calls_itself_without_gradients_is_recorded_in_each_micro_batch() -> None:
+    class Conditioned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x: Tensor, inner: bool = True) -> Tensor:
+            if inner:
+                with torch.no_grad():
+                    x = x + self(x, False)
+            return self.norm(x)
+
+    model, sink = Conditioned().double(), ListSink()
+    parts = [torch.randn(5, 4, dtype=torch.float64) for _ in range(3)]
+    with Watcher(model, sink, probes="ln_input", reference=None) as watcher:
+        for part in parts:
+            loss = model(part).square().sum()
+            loss.backward()
+        watcher.step(loss=loss)
+    entered = [part + torch.nn.functional.layer_norm(part, (4,)) for part in parts]
+    wanted = float(torch.stack([each.norm(dim=-1).mean() for each in entered]).mean())
+    assert sink.column(0, "ln_input", "value")["norm"] == pytest.approx(wanted, rel=1e-12)
+    assert not watcher.loop_warnings

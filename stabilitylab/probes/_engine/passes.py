@@ -70,6 +70,7 @@ class Pass:
         self._roots: list[Any] = []
         self._hooks: list[Hook] = []
         self._inside = False
+        self._depth = 0  # calls of the model that run, each within the one before
         self._number = 0  # of the pass
         self._calls: dict[Hook, int] = {}  # the pass of each hook's last call
         self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
@@ -306,10 +307,13 @@ class Pass:
             yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams, is_tap)
 
     def _enter(self, *given: Any) -> None:
-        if self._inside and is_nested(self.model):
+        nested = self._inside and is_nested(self.model)
+        if nested:
             self._inside = False  # the model calls itself: what the outer call has shown so far stands
+        self._depth = self._depth + 1 if nested else 1
         self.end(more=True)
         self._inside = True
 
     def _leave(self, *given: Any) -> None:
         self._inside = False
+        self._depth = max(self._depth - 1, 0)

@@ -79,6 +79,7 @@ class TrainingPass(Pass):
     backwards: Backwards | None = None
     paused = False
     adding = twice = False
+    outside = False  # a module was called by the model in this row, and then by something else, which is left out
     transformed = False  # a call in this row was inside a transform of torch.func
     discarded = 0
     forwards = 0  # of the model, in this row, that ended
@@ -149,6 +150,7 @@ class TrainingPass(Pass):
 
     def start_row(self) -> None:
         self._calls.clear()
+        self.outside = False
         self._compiled.clear()
         self._scale: torch.Tensor | None = None
         self.twice, self.transformed, self.forwards = False, False, 0
@@ -162,6 +164,7 @@ class TrainingPass(Pass):
         """Note that the row has no backward yet."""
         # what waits belongs to passes that a backward came from; so do the sums; the forwards that had ended by then
         self._settled, self._summed, self._before = False, False, 0
+        self._rooted: set[Hook] = set()  # of modules that were called by the model itself
         self._since = 0  # passes that were added to the sums later
 
     def trains(self) -> bool:
@@ -179,6 +182,11 @@ class TrainingPass(Pass):
             return False
         if in_backward():
             return hook not in self._calls
+        if self._depth:
+            self._rooted.add(hook)
+        elif hook in self._rooted and not compiled:  # it may be another model's that shares the module
+            self.outside = True
+            return False
         anew = not compiled and not self._inside and self.repeats(hook)
         if anew and self.backwards is not None and self.backwards.thrown_away():
             self._discard()
@@ -380,9 +388,12 @@ class TrainingPass(Pass):
                 board.clear()
 
     def _leave(self, *given: Any) -> None:
+        depth = self._depth
         super()._leave(*given)
         last, self._last = self._last, None
-        if self.trains():
+        if not self.trains():
+            self._depth = depth  # of a call without gradients, which did not count as it began
+        else:
             self.forwards += 1
             if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
                 self._listen_inside(last)

@@ -38,6 +38,11 @@ TRANSFORMED = (
     "of theirs: call the model outside of the transform, or put the transform into a block of watcher.off()"
 )
 
+OUTSIDE = (
+    "modules that the model had called were called outside of its own forward too, as another model does that shares "
+    "them: these calls are not recorded; if they belong to the update, call the modules in the forward of the model"
+)
+
 
 AGAIN = (
     "step() was called again before the optimizer stepped, as at row {first}, while gradients are added up: rows are "
@@ -164,6 +169,8 @@ class LoopChecks(Instrument):
                 self.warn(row, "scaler", warning)
         if training.backwards is not None and training.backwards.rewritten:
             self.warn(row, "rewritten", REWRITTEN)
+        if training.outside:
+            self.warn(row, "outside", OUTSIDE)
         if training.transformed:
             self.warn(row, "transformed", TRANSFORMED)
         if not parameters.have_gradients:
