@@ -77,8 +77,10 @@ def trial(
     whose numbers end before it is judged, has failed."""
     judged = warmup + JUDGED
     state, later = state_at(course, judged), state_at(course, LATER)
-    if diverged and {*COURSE} <= {*course} and not course.dropna(subset=["source_worth"])["step"].max() >= judged:
-        state = later = "failed"
+    if diverged and {*COURSE} <= {*course}:
+        measured = course["source_worth"].notna().to_numpy()
+        if not (course["step"].to_numpy()[measured] >= judged).any():
+            state = later = "failed"
     row = (protocol.BRANCH, T) if label.partition(" ")[0] == protocol.BRANCH else (label, 0)
     return None if state is None else MapTrial(layers, warmup, row, rate, seed, state, later)
 
