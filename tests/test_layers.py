@@ -251,7 +251,7 @@ INSIDE = {
         ("store.aside", "store.evaluation", "store.existing", "store.parts"),
         ("store.incident", "store.ledger", "store.pieces"),
         ("store.reader", "store.writer"),
-        ("store.absent", "store.folders", "store.nonfinite", "store.thinned", "store.verify"),
+        ("store.absent", "store.folders", "store.nonfinite", "store.sparing", "store.thinned", "store.verify"),
         ("store",),
     ),
     "sweep": (

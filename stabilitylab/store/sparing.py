@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ResourceError
@@ -24,22 +23,12 @@ class SparingWriter(RunWriter):
     can be written by then.
     """
 
-    _spares = False  # it has begun
+    _spares = False  # create or resume has ended
     _refused = ""  # why nothing is recorded any more
 
-    @classmethod
-    def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
-        return cls._begun_as(super().create(path, manifest))
-
-    @classmethod
-    def resume(cls, path: str | Path, part: int, argv: Sequence[str] = (), **options: Any) -> RunWriter:
-        return cls._begun_as(super().resume(path, part, argv, **options))
-
-    @classmethod
-    def _begun_as(cls, writer: RunWriter) -> RunWriter:
-        assert isinstance(writer, cls)
-        writer._spares = True
-        return writer
+    def _begin(self, argv: Sequence[str], **facts: Any) -> None:
+        super()._begin(argv, **facts)
+        self._spares = True
 
     def open(self, tables: Sequence[Table]) -> None:
         self._spare(lambda: super(SparingWriter, self).open(tables))

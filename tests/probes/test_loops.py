@@ -441,6 +441,44 @@ def test_of_sharpness_aware_updates_the_second_half_is_recorded() -> None:
     assert not watcher.loop_warnings
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_step_after_the_first_half_of_sam_is_right_and_one_after_its_second_is_told(early: bool) -> None:
+    moved: list[float] = []
+
+    def sam(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            if early:
+                watcher.step(loss=loss)
+            before = [p.detach().clone() for p in model.parameters()]
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(0.05 * p.grad / p.grad.norm().clamp_min(1e-12) if p.grad is not None else 0)
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            if not early:
+                watcher.step(loss=loss)
+            with torch.no_grad():
+                for p, kept in zip(model.parameters(), before, strict=True):
+                    p.copy_(kept)
+            optimizer.step()
+            optimizer.zero_grad()
+            now = zip(model.parameters(), before, strict=True)
+            moved.append(sum(float((p.detach() - was).square().sum()) for p, was in now))
+
+    found, watcher, _ = recorded(sam, probes="parameter_norm", update_every=1, reference=None)
+    if early:
+        assert not watcher.loop_warnings
+        at = list(found.tables["parameter_norm"].columns).index("moved")
+        squares = [np.nansum(found.row(t)[1]["parameter_norm"].values[:, at] ** 2) for t in range(UPDATES)]
+        assert squares == pytest.approx(moved, rel=1e-6)
+    else:
+        (told,) = watcher.loop_warnings
+        assert told.startswith("row 0: parameters moved between the first forward pass of an update and step()")
+
+
 def outputs_of(model: Toy) -> dict[str, list[Tensor]]:
     """What each layer returns, by name, with its gradient kept."""
     kept: dict[str, list[Tensor]] = {}

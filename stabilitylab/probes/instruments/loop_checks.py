@@ -52,7 +52,11 @@ UNSEEN = (
     "the optimizer stepped twice with no step() in between, as at row {first}: the second update has no row; call "
     "step(loss=loss) in each update, after backward and before optimizer.step"
 )
-WITNESSES = 4  # gradients that are compared from one step() to the next
+MOVED = (
+    "parameters moved between the first forward pass of an update and step(), as in the first half of SAM: numbers of "
+    "the update then start elsewhere than at theta_t; call step() after the first backward, before parameters move"
+)
+WITNESSES = 4  # gradients that are compared from one step() to the next, and parameters from a row's first forward on
 LOOKS = 8  # rows in turn with gradients of their own, after which the loop is taken to go on so
 
 
@@ -77,6 +81,8 @@ class LoopChecks(Instrument):
         self._gradients: list[tuple[torch.Tensor, torch.Tensor, int | None]] = []  # parameter, gradient, writes to it
         self._wrong: dict[str, list[int]] = {"again": [], "unseen": []}  # the rows with a wrong order
         self._right = 0  # rows in turn before which an optimizer stepped, or gradients were begun anew
+        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and copies of the row's first forward
+        self._looks = 0  # rows whose parameters were compared so
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -87,9 +93,14 @@ class LoopChecks(Instrument):
 
     def before_forward(self, t: int) -> None:
         self._coming = t
+        if self._orders and not self._first and self._looks < LOOKS:
+            held = (p for one in self._watched.optimizers for group in one.param_groups for p in group["params"])
+            few = heapq.nsmallest(WITNESSES, held, key=torch.Tensor.numel)
+            self._first = [(p, p.detach().clone()) for p in few]
 
     def after_step(self, number: int) -> None:
         self.early |= self._coming == 0 and not self._begun
+        self._first = []  # the passes before belong to the update that was made
         if self._orders and self._begun and not self._training.passes.paused:
             if number in self._stepped:
                 self._disorder("unseen", self._coming - 1, UNSEEN)
@@ -99,6 +110,10 @@ class LoopChecks(Instrument):
         if self._orders and self._right < LOOKS:
             self._look_at_order(row.step)
         self._stepped.clear()
+        if self._first:
+            if not all(torch.equal(p, was) for p, was in self._first):
+                self.warn(row.step, "moved", MOVED)
+            self._first, self._looks = [], self._looks + 1
         self._begun = True
         training = self._training.passes
         if self._watched.in_turn(row.step):
