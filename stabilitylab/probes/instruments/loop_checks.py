@@ -16,6 +16,7 @@ from .._engine.selection import chosen, left_out
 from .._engine.unreached import missed, say, say_missed, unseen
 from .._engine.watchable import SPLIT, compiled_modules
 from .._engine.watched import Watched
+from ..parameters.layouts import local
 from ..parameters.pieces import Parameters
 from ..state.bits import version
 from .instrument import Instrument
@@ -96,7 +97,7 @@ class LoopChecks(Instrument):
         if self._orders and not self._first and self._looks < LOOKS:
             held = (p for one in self._watched.optimizers for group in one.param_groups for p in group["params"])
             few = heapq.nsmallest(WITNESSES, held, key=torch.Tensor.numel)
-            self._first = [(p, p.detach().clone()) for p in few]
+            self._first = [(p, local(p).detach().clone()) for p in few]
 
     def after_step(self, number: int) -> None:
         self.early |= self._coming == 0 and not self._begun
@@ -111,7 +112,7 @@ class LoopChecks(Instrument):
             self._look_at_order(row.step)
         self._stepped.clear()
         if self._first:
-            if not all(torch.equal(p, was) for p, was in self._first):
+            if not all(torch.equal(local(p), was) for p, was in self._first):
                 self.warn(row.step, "moved", MOVED)
             self._first, self._looks = [], self._looks + 1
         self._begun = True
