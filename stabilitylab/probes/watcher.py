@@ -34,6 +34,7 @@ from .instruments.loop_checks import LoopChecks
 from .instruments.neutrality import NeutralityRecord
 from .instruments.parameter_tables import ParameterTables
 from .instruments.reference_rows import ReferenceRows
+from .instruments.step_order import StepOrder
 from .instruments.taps import Taps
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
@@ -150,6 +151,7 @@ class Watcher:
             ParameterTables(checks),
             training,
             checks,
+            StepOrder(training, checks),
             LeftoverGradients(training, checks),
             *([] if reference is None else [reference]),
             self._curvature,

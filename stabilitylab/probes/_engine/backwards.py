@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -24,7 +24,7 @@ class Kind(Enum):
     LEAVES, RETURNS, PENALTY = range(3)
 
 
-class Witness(NamedTuple):
+class LeftGradient(NamedTuple):
     """The first parameter that had a gradient after a backward, that gradient, and how often it was written to."""
 
     parameter: torch.Tensor
@@ -56,7 +56,7 @@ class Backwards:
         self,
         parameters: Callable[[], Sequence[torch.Tensor]],
         looks: bool,
-        stepped: Callable[[], Sequence[torch.Tensor]],
+        stepped: Callable[[], Iterable[torch.Tensor]],
     ) -> None:
         self._parameters, self.looks, self._stepped = parameters, looks, stepped
         self.on_reach: Callable[[bool], None] = lambda inside: None
@@ -67,7 +67,7 @@ class Backwards:
         self._reached_by = -1  # the last backward that reached an output
         self.count = 0  # of the backwards of this row that left gradients
         self.rewritten = False
-        self._witness: Witness | None = None
+        self._witness: LeftGradient | None = None
         self._unfinished = False  # a backward has begun and not come to its end
 
     def start_row(self) -> None:
@@ -153,11 +153,11 @@ class Backwards:
             self.count += 1
             self._witness = left
 
-    def _left(self) -> Witness | None:
+    def _left(self) -> LeftGradient | None:
         """Return the first gradient that an optimizer would find."""
         for parameter in self._stepped():
             if (gradient := parameter.grad) is not None:
-                return Witness(parameter, gradient, gradient._version)
+                return LeftGradient(parameter, gradient, gradient._version)
         return None
 
 

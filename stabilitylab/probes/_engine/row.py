@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
 
 Metrics = Mapping[str, float | None]
-Aside = Literal["pieces", "clean", "left", "neutral"]
+Aside = Literal["pieces", "clean", "left", "moved", "neutral"]
 ONE = np.ones((1, 1), dtype=bool)
 
 
@@ -67,7 +67,7 @@ class RowRecord:
     def __init__(self, step: int, device: torch.device, ranks: Processes = ALONE) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
-        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}, "neutral": {}}
+        self.aside: dict[Aside, dict[str, np.ndarray]] = {kind: {} for kind in get_args(Aside)}
         self.ended: set[str] = set()  # tables that ended on some rank
         self._device, self._ranks = device, ranks
         self._metrics: dict[str, float | None] = {}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Mapping, Sequence
-
-import torch
 
 from .._engine.board import Board
 from .._engine.hooks import forget_compiled
@@ -16,9 +13,7 @@ from .._engine.selection import chosen, left_out
 from .._engine.unreached import missed, say, say_missed, unseen
 from .._engine.watchable import SPLIT, compiled_modules
 from .._engine.watched import Watched
-from ..parameters.layouts import local
 from ..parameters.pieces import Parameters
-from ..state.bits import version
 from .instrument import Instrument
 from .training_pass import COMPILED, TrainingRows
 
@@ -45,22 +40,6 @@ OUTSIDE = (
 )
 
 
-AGAIN = (
-    "step() was called again before the optimizer stepped, as at row {first}, while gradients are added up: rows are "
-    "then parts of an update; call step() once per update, after the backward of its last micro-batch"
-)
-UNSEEN = (
-    "the optimizer stepped twice with no step() in between, as at row {first}: the second update has no row; call "
-    "step(loss=loss) in each update, after backward and before optimizer.step"
-)
-MOVED = (
-    "parameters moved between the first forward pass of an update and step(), as in the first half of SAM: numbers of "
-    "the update then start elsewhere than at theta_t; call step() after the first backward, before parameters move"
-)
-WITNESSES = 4  # gradients that are compared from one step() to the next, and parameters from a row's first forward on
-LOOKS = 8  # rows in turn with gradients of their own, after which the loop is taken to go on so
-
-
 class LoopChecks(Instrument):
     """Warnings about the loop. Each is given once, on the first rank alone, or on each stage of a pipeline.
 
@@ -78,43 +57,18 @@ class LoopChecks(Instrument):
         self._looked: set[str] = set()  # kinds of pass of which that is known
         self._told: set[str] = set()  # kinds of warnings
         self._compiled_anew = self._sought_scaler = False
-        self._stepped: set[int] = set()  # optimizers that stepped since the last step()
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor, int | None]] = []  # parameter, gradient, writes to it
-        self._wrong: dict[str, list[int]] = {"again": [], "unseen": []}  # the rows with a wrong order
-        self._right = 0  # rows in turn before which an optimizer stepped, or gradients were begun anew
-        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and copies of the row's first forward
-        self._looks = 0  # rows whose parameters were compared so
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
-        # a scaler skips steps, and what is recorded for replays is a loop of ours
-        ours = watched.options.recorder is not None or watched.scaled or watched.stages is not None
-        self._orders = bool(watched.optimizers) and not ours
         self._note_missed(None, left_out(watched.sites, chosen(watched.options.probes)))
 
     def before_forward(self, t: int) -> None:
         self._coming = t
-        if self._orders and not self._first and self._looks < LOOKS:
-            held = (p for one in self._watched.optimizers for group in one.param_groups for p in group["params"])
-            few = heapq.nsmallest(WITNESSES, held, key=torch.Tensor.numel)
-            self._first = [(p, local(p).detach().clone()) for p in few]
 
     def after_step(self, number: int) -> None:
         self.early |= self._coming == 0 and not self._begun
-        self._first = []  # the passes before belong to the update that was made
-        if self._orders and self._begun and not self._training.passes.paused:
-            if number in self._stepped:
-                self._disorder("unseen", self._coming - 1, UNSEEN)
-            self._stepped.add(number)
 
     def after_backward(self, row: RowRecord) -> None:
-        if self._orders and self._right < LOOKS:
-            self._look_at_order(row.step)
-        self._stepped.clear()
-        if self._first:
-            if not all(torch.equal(local(p), was) for p, was in self._first):
-                self.warn(row.step, "moved", MOVED)
-            self._first, self._looks = [], self._looks + 1
         self._begun = True
         training = self._training.passes
         if self._watched.in_turn(row.step):
@@ -161,7 +115,6 @@ class LoopChecks(Instrument):
             self._say(f"row {row}: {text.rstrip('.')}")
 
     def finish(self, row: RowRecord) -> None:
-        self._orders = False  # training may go on without rows
         if not row.step:
             self._say(
                 "step() was never called: no update is recorded; call step(loss=loss) once per update, after backward "
@@ -209,27 +162,6 @@ class LoopChecks(Instrument):
                 "early",
                 "the optimizer's step came before this one: call step() after backward and before optimizer.step",
             )
-
-    def _look_at_order(self, row: int) -> None:
-        """Look for a step() since which no optimizer has stepped, and after which one backward at most came to the same
-        gradients. (Where they were zeroed in between, there are two writes to them, or they are others.)"""
-        again = bool(self._gradients) and not self._stepped
-        if again and all(p.grad is g and (version(g) or 0) <= (writes or 0) + 1 for p, g, writes in self._gradients):
-            self._right = 0
-            self._disorder("again", row, AGAIN)
-        else:
-            self._right += self._begun
-        held = ((p, p.grad) for p in self._watched.parameters.originals if p.grad is not None)
-        few = heapq.nsmallest(WITNESSES, held, key=lambda pair: pair[0].numel()) if self._right < LOOKS else ()
-        self._gradients = [(p, g, version(g)) for p, g in few]
-
-    def _disorder(self, kind: str, row: int, text: str) -> None:
-        """Warn of the second row whose step() and optimizer step are in a wrong order: one alone may be meant."""
-        rows = self._wrong[kind]
-        if row not in rows[-1:]:
-            rows.append(row)
-            if len(rows) == 2:
-                self.warn(row, kind, text.format(first=rows[0]))
 
     def _note(self, found: Mapping[str, Sequence[str]]) -> None:
         self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in found.items()}

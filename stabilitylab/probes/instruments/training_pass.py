@@ -40,9 +40,7 @@ class TrainingRows(Instrument):
         )
         if watched.stages is None and watched.options.recorder is None:  # whose loops are known
             parameters = watched.parameters
-            self.passes.backwards = Backwards(
-                lambda: parameters.originals, watched.ranks.alone, lambda: parameters.stepped
-            )
+            self.passes.backwards = Backwards(lambda: parameters.originals, watched.ranks.alone, parameters.stepped)
             self.passes.backwards.on_reach = self.passes.reach
             self.passes.backwards.on_first.append(self.passes.forget_gradients)
         self.is_compiled = self._compiled()

@@ -87,6 +87,7 @@ class Parameters:
         ranks = self._ranks
         self._known = self._places()
         self._own = list(self._known.values())
+        self._ids = frozenset(map(id, self._own))
         self._sharded = ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks.alone else [ranks.layout(self._own[index]).share for index, _ in cuts]
@@ -143,11 +144,14 @@ class Parameters:
         """The parameters as the optimizer knows them."""
         return self._own
 
-    @property
-    def stepped(self) -> list[torch.Tensor]:
-        """The parameters that an optimizer of this watch holds; all parameters if none is known to hold any."""
-        held = {id(tensor) for group in self.optimizer_groups for tensor in group["params"]}
-        return [tensor for tensor in self._own if id(tensor) in held] or self._own
+    def stepped(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters that an optimizer of this watch holds; all parameters if none is known to hold any."""
+        held = (tensor for group in self.optimizer_groups for tensor in group["params"] if id(tensor) in self._ids)
+        if (first := next(held, None)) is None:
+            yield from self._own
+        else:
+            yield first
+            yield from held
 
     @property
     def optimizer_groups(self) -> list[dict[str, Any]]:
