@@ -142,22 +142,29 @@ def cached(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> No
         optimizer.step()
 
 
-def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+def closures(zero_first: bool = True) -> Loop:
     """A closure that is evaluated again at other parameters: the row is of the first evaluation."""
-    for t in range(UPDATES):
-        seen: list[Tensor] = []
 
-        def closure(t: int = t, seen: list[Tensor] = seen) -> Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(model, batch(t))
-            loss.backward()
-            if not seen:
-                watcher.step(loss=loss)
-            seen.append(loss)
-            return loss
+    def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            seen: list[Tensor] = []
 
-        optimizer.step(closure)  # pyright: ignore (a loss is returned)
-        assert len(seen) > 1
+            def closure(t: int = t, seen: list[Tensor] = seen) -> Tensor:
+                if zero_first:
+                    optimizer.zero_grad()
+                loss = loss_of(model, batch(t))
+                if not zero_first:
+                    optimizer.zero_grad()
+                loss.backward()
+                if not seen:
+                    watcher.step(loss=loss)
+                seen.append(loss)
+                return loss
+
+            optimizer.step(closure)  # pyright: ignore (a loss is returned)
+            assert len(seen) > 1
+
+    return first_evaluation
 
 
 @pytest.mark.parametrize(
@@ -332,27 +339,6 @@ def test_a_closure_may_zero_gradients_between_forward_and_backward() -> None:
     def lbfgs(parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(parameters, lr=lr, max_iter=3, tolerance_grad=0, tolerance_change=0)
 
-    def closures(zero_first: bool) -> Loop:
-        def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-            for t in range(UPDATES):
-                seen: list[Tensor] = []
-
-                def closure(t: int = t, seen: list[Tensor] = seen) -> Tensor:
-                    if zero_first:
-                        optimizer.zero_grad()
-                    loss = loss_of(model, batch(t))
-                    if not zero_first:
-                        optimizer.zero_grad()
-                    loss.backward()
-                    if not seen:
-                        watcher.step(loss=loss)
-                    seen.append(loss)
-                    return loss
-
-                optimizer.step(closure)  # pyright: ignore (a loss is returned)
-
-        return loop
-
     found, watcher, _ = recorded(closures(False), lbfgs, probes="standard", reference=None)
     oracle, _, _ = recorded(closures(True), lbfgs, probes="standard", reference=None)
     alike(found, oracle)
@@ -388,7 +374,7 @@ def test_a_row_of_a_closure_is_of_its_first_evaluation() -> None:
     def lbfgs(parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(parameters, lr=lr, max_iter=3, tolerance_grad=0, tolerance_change=0)
 
-    found, watcher, _ = recorded(first_evaluation, lbfgs, probes="standard", reference=None)
+    found, watcher, _ = recorded(closures(), lbfgs, probes="standard", reference=None)
     losses = [found.row(t)[0]["loss"] for t in range(UPDATES)]
     assert len({*losses}) == UPDATES
     once, _, _ = recorded(plain, probes="standard", reference=None)
