@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from stabilitylab.errors import InputError, ResourceError
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("de", "en")
 SPLITS = ("train", "val", "test_2016_flickr")
+STOPPING = 15.0  # seconds in which runs write a checkpoint and end
 RESERVE = 25.0  # seconds of a call that are left for the tables and the archive
 CACHE = Path("cache")  # vocabularies and encoded text, which a call elsewhere need not make again
 
@@ -157,8 +158,18 @@ class Place:
         train, valid = pair("train"), pair("val")
         return {"source": f"text:{train}", "valid": valid}
 
-    def call(self, command: Sequence[str], clock: Clock, output: Path, cwd: Path | None = None) -> int | None:
-        """Runs a command into a file; its exit code, or None where its time was up."""
+    def call(
+        self,
+        command: Sequence[str],
+        clock: Clock,
+        output: Path,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> int | None:
+        """Runs a command into a file, with ``environment`` besides ours; its exit code, or None where its time was up.
+
+        A command whose time is up is asked to end, and is killed ``STOPPING`` seconds later.
+        """
         shown = " ".join("python" if word == self.python else word for word in command).replace(f"{ROOT}/", "")
         self.log.line(f"$ {shown}")
         began = time.monotonic()
@@ -166,7 +177,12 @@ class Place:
             output.parent.mkdir(parents=True, exist_ok=True)
         with writing(output), output.open("w") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=cwd
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=cwd,
+                env={**os.environ, **(environment or {})},
             )
             try:
                 code = process.wait(max(0.1, clock.left()))
@@ -176,7 +192,7 @@ class Place:
                 if process.poll() is None:
                     process.terminate()
                     try:
-                        process.wait(5)
+                        process.wait(STOPPING)
                     except subprocess.TimeoutExpired:
                         process.kill()
                         process.wait()

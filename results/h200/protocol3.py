@@ -1,7 +1,8 @@
 """Protocol 3 at 18 layers a side, which a CPU makes in days: the search for the rates, and then the comparison.
 
 Each arm is a process of ``results/tiny/make.py`` of its own, with WORKERS runs at a time. Their kernels are far smaller
-than the GPU, so they run side by side under CUDA's multi-process service where it starts, and take turns elsewhere.
+than the GPU, so they run side by side under CUDA's multi-process service. Where it does not start, they would take
+turns: every second arm of a search then runs on the processor's cores, which are idle.
 Ledgers and tables lie in ``tiny/`` and come back whole; a run that has not ended begins anew on another machine. The
 search goes on from the ledger that is committed. The comparison needs the rates in ``protocol.SEARCH``, which are
 committed before it.
@@ -24,7 +25,8 @@ from place import ROOT, Clock, Log, Place, Progress
 from stabilitylab.experiments import protocol
 
 LAYERS = protocol.LAYERS[-1]
-WORKERS = 3  # runs of an arm at a time
+WORKERS = {"rungs": 6, "judged": 3}  # runs of an arm at a time: of a comparison few, so that whole seeds end early
+TURNS = {"cuda": 1, "cpu": 7}  # the same of a search without the service, by what an arm runs on
 ASKS = "import torch; torch.zeros(1, device='cuda').add_(1).item()"
 FOLDER, RUNS = Path("tiny"), Path("tiny-runs")
 CARRIED = ("rungs.csv", "rungs-choice.csv", "rungs-notes.md")
@@ -53,13 +55,16 @@ def _of_each_arm(place: Place, clock: Clock, part: str) -> Progress:
         return Progress("complete", "not tried without the corpus")
     left = [arm for arm in protocol.SEARCHED_ARMS if not is_done(part, arm)]
 
-    def call(arm: str) -> int | None:
-        ours = ("--layers", str(LAYERS), "--arm", arm, "--workers", str(WORKERS))
+    def call(arm: str, device: str, workers: int) -> int | None:
+        ours = ("--layers", str(LAYERS), "--arm", arm, "--workers", str(workers))
         command = [place.python, str(SCRIPT), part, *ours, "--data", "data", "--runs", str(RUNS), "--out", str(FOLDER)]
-        return place.call(command, clock, FOLDER / f"{part}-{arm.replace(' ', '-')}.txt")
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        return place.call(command, clock, FOLDER / f"{part}-{arm.replace(' ', '-')}.txt", environment=hidden)
 
-    with side_by_side(place.log, place.python), ThreadPoolExecutor(max(1, len(left))) as pool:
-        codes = dict(zip(left, pool.map(call, left), strict=True))
+    with side_by_side(place.log, place.python) as is_shared, ThreadPoolExecutor(max(1, len(left))) as pool:
+        devices = ["cpu" if part == "rungs" and not is_shared and at % 2 else "cuda" for at in range(len(left))]
+        at_once = [WORKERS[part] if is_shared else TURNS[device] for device in devices]
+        codes = dict(zip(left, pool.map(call, left, devices, at_once), strict=True))
     place.keep()
     failed = [f"{arm} (exit code {code})" for arm, code in codes.items() if code not in (0, None, 130, 143)]
     done = [arm for arm in protocol.SEARCHED_ARMS if is_done(part, arm)]
@@ -78,8 +83,9 @@ def ended_well(command: Sequence[str]) -> bool:
 
 
 @contextmanager
-def side_by_side(log: Log, python: str) -> Iterator[None]:
-    """Run CUDA's multi-process service meanwhile, by which kernels of several processes share the GPU's processors.
+def side_by_side(log: Log, python: str) -> Iterator[bool]:
+    """Run CUDA's multi-process service meanwhile, by which kernels of several processes share the GPU's processors;
+    yields whether it runs.
 
     Where it does not start, or a process that asks for it gets no GPU, the log says so, and processes take turns.
     """
@@ -96,7 +102,7 @@ def side_by_side(log: Log, python: str) -> Iterator[None]:
             os.environ.pop(name, None)
     log.line(f"the processes {'run side by side' if works else 'take turns: no multi-process service starts here'}")
     try:
-        yield
+        yield works
     finally:
         for name in own:
             os.environ.pop(name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -40,7 +41,7 @@ def ended(part, arm: str, layers: int = 18) -> None:
 def test_the_search_is_a_process_an_arm_and_ends_with_the_last(script, part, monkeypatch) -> None:
     place, called = script.at(smoke=False), []
 
-    def call(self, command, clock, output, cwd=None):
+    def call(self, command, clock, output, **environment):
         arm = command[command.index(ARM) + 1]
         called.append(arm)
         if arm != "preln":  # whose time is up
@@ -61,10 +62,34 @@ def test_the_search_is_a_process_an_arm_and_ends_with_the_last(script, part, mon
     assert Path("out/kept-0.tar.gz").exists()
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_search_takes_the_idle_processor_where_runs_would_take_turns(script, part, monkeypatch, is_shared) -> None:
+    place, on = script.at(smoke=False), {}
+
+    def call(self, command, clock, output, environment):
+        arm, workers = command[command.index(ARM) + 1], int(command[command.index("--workers") + 1])
+        on[arm] = ("cpu" if environment == {"CUDA_VISIBLE_DEVICES": ""} else "cuda", workers)
+
+    monkeypatch.setattr(script.place.Place, "call", call)
+    monkeypatch.setattr(part, "ThreadPoolExecutor", OneAtATime)
+    monkeypatch.setattr(part, "side_by_side", lambda *_: nullcontext(is_shared))
+    part.rungs(place, script.place.Clock(60))
+    if is_shared:
+        assert set(on.values()) == {("cuda", part.WORKERS["rungs"])}
+    else:
+        assert [on[arm] for arm in protocol.SEARCHED_ARMS] == [*part.TURNS.items(), *part.TURNS.items(), ("cuda", 1)]
+    on.clear()
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {18: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    part.judged(place, script.place.Clock(60))
+    assert {device for device, _ in on.values()} == {"cuda"}  # one device, since digits differ
+
+
 def test_an_arm_that_fails_is_named(script, part, monkeypatch) -> None:
     place = script.at(smoke=False)
     codes = dict.fromkeys(protocol.SEARCHED_ARMS, 143) | {"deepnorm": 5}
-    monkeypatch.setattr(script.place.Place, "call", lambda self, command, *rest: codes[command[command.index(ARM) + 1]])
+    monkeypatch.setattr(
+        script.place.Place, "call", lambda self, command, *rest, **more: codes[command[command.index(ARM) + 1]]
+    )
     found = part.rungs(place, script.place.Clock(60))
     assert (found.state, found.sentence) == ("failed", "0 of 5 arms; failed: deepnorm (exit code 5)")
 
@@ -79,7 +104,7 @@ def test_the_comparison_waits_for_rates_and_counts_its_seeds(script, part, monke
     monkeypatch.setattr(protocol, "SEARCH", {arm: {18: 1e-3} for arm in protocol.SEARCHED_ARMS})
     (part.FOLDER / "third").mkdir(parents=True)
 
-    def call(self, command, clock, output, cwd=None):
+    def call(self, command, clock, output, **environment):
         arm = command[command.index(ARM) + 1]
         table = part.FOLDER / "third" / "ledger.csv"
         seeds = len(protocol.JUDGED_SEEDS) - (arm == "branchnorm")
@@ -126,7 +151,8 @@ def test_runs_share_the_gpu_where_its_service_starts(script, part, monkeypatch, 
     control.write_text(CONTROL.format(log=log, code=code))
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{control.parent}:{os.environ['PATH']}")
-    with part.side_by_side(place.log, "true" if is_gpu_there else "false"):
+    with part.side_by_side(place.log, "true" if is_gpu_there else "false") as is_shared:
+        assert is_shared is (code == 0 and is_gpu_there)
         assert ("CUDA_MPS_PIPE_DIRECTORY" in os.environ) is (code == 0 and is_gpu_there)
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert log.read_text().split() == ["started", "quit"]
@@ -137,6 +163,6 @@ def test_runs_share_the_gpu_where_its_service_starts(script, part, monkeypatch, 
 def test_without_that_service_they_take_turns(script, part, monkeypatch) -> None:
     place = script.at(smoke=False)
     monkeypatch.setattr(part.shutil, "which", lambda name: None)
-    with part.side_by_side(place.log, "true"):
-        pass
+    with part.side_by_side(place.log, "true") as is_shared:
+        assert not is_shared
     assert "take turns" in place.log.path.read_text()
