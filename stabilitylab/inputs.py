@@ -6,12 +6,14 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import stat
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, bounded
+from .errors import InputError, UsageError, bounded
 
 CHUNK = 1 << 20
 SHOWN = 80  # a sentence shows so many letters of a value
@@ -31,6 +33,17 @@ def shown(value: Any, most: int = SHOWN) -> str:
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def expression(text: str, named: str, use: str) -> re.Pattern[str]:
+    """Return a user's regular expression. Raises UsageError for text that is none: ``named`` says where it was given,
+    and ``use`` what to give."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of "[[", which is a bracket in a set
+            return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"{named} {shown(text)} is no regular expression ({error}): give {use}.") from error
 
 
 def regular(path: Path) -> int:

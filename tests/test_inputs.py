@@ -21,7 +21,7 @@ from stabilitylab import cli
 from stabilitylab.config import Config, DataConfig, parse_set, read_config_file, resolve, validated
 from stabilitylab.data import load_data
 from stabilitylab.errors import InputError, UsageError, bounded
-from stabilitylab.inputs import shown
+from stabilitylab.inputs import expression, shown
 from stabilitylab.models import ARCHS, arch
 from stabilitylab.models.archs.postln import PostLN
 from stabilitylab.models.base import ArchOptions, options_of, stack_archs
@@ -341,6 +341,19 @@ FIRST = {  # what a command needs before its options, so that nothing is trained
     "onestep": ["--depth", "1"],  # odd, and so refused
     "lr-find": ["--depth", "1"],
 }
+
+
+@pytest.mark.parametrize("text", ["[[ffn]", "[", "a{99999999999}", "(" * 5000])
+def test_a_regular_expression_is_read_without_a_warning_or_refused(text: str) -> None:
+    try:
+        assert expression(text, "--place", "another").search("ffn")  # "[[ffn]" may change its meaning: not said here
+    except UsageError as error:
+        assert str(error).startswith("--place ")
+        assert str(error).endswith(": give another.")
+        assert text != "[[ffn]"
+        assert len(str(error)) < LONGEST
+    else:
+        assert text == "[[ffn]"
 
 
 @pytest.mark.slow

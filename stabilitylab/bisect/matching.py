@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..inputs import expression
 from .prints import PASSES, Fingerprint, PlacePrint, Places
 from .structure import Structure
 
@@ -39,10 +40,7 @@ def parsed(maps: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
         pattern, sign, to = text.partition("=")
         if not sign or not pattern:
             raise UsageError(f"--map '{text}' must be 'REGEX=REPLACEMENT', from names of the second to the first.")
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"--map '{text}': '{pattern}' is no regular expression ({error}).") from error
+        compiled = expression(pattern, f"--map '{text}':", "one that names of the second match")
         try:
             compiled.sub(to, "")
         except (re.error, IndexError) as error:

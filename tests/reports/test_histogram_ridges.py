@@ -149,7 +149,7 @@ def test_a_bad_expression_ends_the_command_before_a_page_is_written(
     recorded(tmp_path / "runs" / "a", [[bins(p0=8), bins(p0=8), bins(p0=2)]])
     code, _, err = run("report", "runs", *watch, "--place", "[")
     assert code == 2
-    assert err.startswith("stabilitylab: '[' is no regular expression (")
+    assert err.startswith("stabilitylab: --place '[' is no regular expression (")
     assert not (tmp_path / "report").exists()
 
 

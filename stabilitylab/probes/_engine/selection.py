@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from ...errors import UsageError, meant
+from ...inputs import expression
 from ...schema import Row
 from ..base import PROBES, CurvatureProbe, ParameterProbe, Probe
 from ..parameters.pieces import Parameters
@@ -133,7 +133,8 @@ def boards_for(
         if name in trimmed:
             probe.kept = ("value",)
         pattern = only.get(name) if isinstance(only, Mapping) else only
-        found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
+        chosen_sites = None if pattern is None else expression(pattern, "only:", "one that names of sites match")
+        found = [site for site in type(probe).at(sites) if chosen_sites is None or chosen_sites.search(site.name)]
         if name in trimmed and type(probe).at is stream:
             found = _of_layers(found)
         # a reference may return a loss, which shows when it runs: enough for one that the caller named

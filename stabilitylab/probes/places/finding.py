@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
+from ...inputs import expression
 from .attending import attends, innermost, is_projection
 from .expert_products import stacked
 from .feedforward import WayBack, way_back, widths
@@ -91,7 +91,8 @@ def _over_positions(module: nn.Module) -> bool:
 
 
 def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    found = {path: module for path, module in modules.items() if path and re.fullmatch(pattern, path)}
+    whole = expression(pattern, f"sites: {kind}:", "one that full names of modules match")
+    found = {path: module for path, module in modules.items() if path and whole.fullmatch(path)}
     if not found:
         near = ", ".join(difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3)) or "none"
         raise UsageError(f"sites: no module's full name matches {pattern!r} for {kind}; near it are {near}.")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...errors import UsageError
 from ...histograms import COLUMNS, HIGH, LOW, NONFINITE, TABLES, ZERO
+from ...inputs import expression
 from ..base import Panel, Series
 from ..collection import Record
 from ..style import PARTS
@@ -55,12 +55,7 @@ def _percent(share: float) -> str:
 
 def pattern_of(chosen: str) -> re.Pattern[str]:
     """Return the regular expression of names of places. Raises UsageError for a bad one."""
-    try:
-        return re.compile(chosen)
-    except re.error as error:
-        raise UsageError(
-            f"{chosen!r} is no regular expression ({error}): give one that names of places match."
-        ) from error
+    return expression(chosen, "--place", "one that names of places match, such as ffn or lm_head")
 
 
 def ridges(record: Record, table: str, *, most: int, chosen: str = "") -> list[Ridges]:
