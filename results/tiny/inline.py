@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import collapse_map
 import judge
 import pandas as pd
 import questions
@@ -26,13 +27,20 @@ def renewed(text: str) -> str:
 def value(name: str) -> str:
     """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
     ``C39:3`` says; the mean difference of one of the four questions; a count of claims; the difference of two arms of
-    the third comparison at 6 layers a side (``third:deepnorm:T1``); or a count of runs of the withdrawn comparison."""
+    the third comparison at 6 layers a side (``third:deepnorm:T1``); the ratio of BranchNorm's largest reading rate to
+    DeepNorm's in the map, at so many layers a side (``map:6``); or a count of runs of the withdrawn comparison."""
     if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
         return _effect(claim[1], int(claim[2] or DIGITS))
     if name in ("claims", "late", "withdrawn"):
         return verdicts.count(name)
     if re.fullmatch(r"P\d", name):
         return _short(float(questions.table(losses).set_index("id").loc[name, "mean"]))  # type: ignore[arg-type]
+    if name.startswith("map:"):
+        layers = int(name.removeprefix("map:"))
+        _, _, known = collapse_map.whole(collapse_map.trials())[layers]
+        found = collapse_map.question(known, layers).found
+        mean, low, high = (_short(2.0**power) for power in (found.mean, found.low, found.high))
+        return f"{mean} [{low}, {high}]"
     if name.startswith("third:"):
         first, second = name.removeprefix("third:").split(":")
         gap = judge.apart(judge.models_of(judge.TABLES), ARMS[first], ARMS[second], protocol.LAYERS[0])

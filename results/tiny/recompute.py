@@ -11,7 +11,9 @@ between ``<!--=NAME-->`` and ``<!--/-->`` (inline.py). Without
 
 from __future__ import annotations
 
+import math
 import sys
+from itertools import product
 
 import collapse_map
 import inline
@@ -122,6 +124,24 @@ def ramps() -> list[str]:
     return table(("T", "share of the run", gap, minus, "95 %", "n", "the source is worth [nats/token]"), rows)
 
 
+def rungs() -> list[str]:
+    """The search for the rates of the third comparison: each arm's rate, its loss, and where its models read."""
+    data = pd.read_csv(HERE / "rungs-choice.csv")
+    rows = []
+    for layers, arm in product(protocol.LAYERS, protocol.SEARCHED_ARMS):
+        own = data[(data["arm"] == arm) & (data["layers"] == layers)]
+        read = own.groupby("lr")["eligible"].min() == 1
+        unread = [rate for rate, all_read in read.items() if not all_read]
+        below = [rate for rate, all_read in read.items() if all_read and rate < min(unread, default=math.inf)]
+        chosen = own[own["chosen"] == 1]
+        ends = chosen[chosen["updates"] == protocol.UPDATES]["loss"]
+        rate = f"{chosen['lr'].iloc[0]:g}"
+        at = (f"{max(below):g}", f"{min(unread):g}" if unread else "none tried")
+        rows.append((title(arm), layers, rate, number(ends.mean(), ".3f"), *at))
+    loss = "validation loss of two seeds [nats/token]"
+    return table(("arm", "layers a side", "chosen rate", loss, "all seeds read up to", "one does not at"), rows)
+
+
 def third() -> list[str]:
     """The runs of the third comparison that are in: how many models read their source, how many encoders collapsed."""
     found = judge.shares(judge.models_of(judge.TABLES)).sort_values("layers", kind="stable", ascending=False)
@@ -167,8 +187,8 @@ def third_losses() -> list[str]:
 
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse, "growths": growths, "lower": lower, "third": third, "third_losses": third_losses,
-    "third_answers": third_answers,
+    "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "third": third,
+    "third_losses": third_losses, "third_answers": third_answers,
     "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),

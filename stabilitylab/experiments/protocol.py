@@ -101,7 +101,7 @@ SEARCH: Mapping[str, Mapping[int, float]] = {
     PRE: {6: 4e-3, 18: 2.83e-3},
     SMALL: {6: 2.83e-3, 18: 1.41e-3},
     DEEP: {6: 2e-3, 18: 1e-3},
-    BRANCH: {6: 5e-4, 18: 3.54e-4},
+    BRANCH: {6: 7.07e-4, 18: 3.54e-4},
 }
 JUDGED_SEEDS = tuple(range(3, 11))
 HALVED_SEEDS = JUDGED_SEEDS[:4]

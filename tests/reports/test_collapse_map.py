@@ -98,7 +98,7 @@ def test_the_map_counts_the_seeds_that_read_and_says_which_read_later() -> None:
     assert heat.z.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert heat.text is not None
     assert heat.text[0].tolist() == ["2/2"] * 3
-    assert heat.text[1].tolist() == ["2/2", "0/2\n2 c\nlater", "0/2\n2 c\nlater"]
+    assert heat.text[1].tolist() == ["2/2", "0/2\n2 c +", "0/2\n2 c +"]
     assert "BranchNorm, T = 12 0.001" in picture.finding
     assert "DeepNorm 0.004" in picture.finding
 

@@ -25,6 +25,7 @@ State = Literal["reads", "constant", "unread", "failed"]
 JUDGED = 600  # a model is judged so many updates after its warm-up; some read later
 CONSTANT = 1e-4  # an encoder that is not read is a constant function if 1 - cosine between sentences is below this
 LATER = 3000  # updates of the one run of each cell that goes on
+READS_LATER = "later"  # the word for a run that did not read when it was judged, and reads at 3,000 updates
 COURSE = ("step", "source_worth", "encoder_distance_between")
 AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "model.decoder_layers")
 
@@ -121,8 +122,8 @@ def drawn(trials: Sequence[MapTrial], described: str, told: str) -> Picture:
         f"Drawn: {described}.",
         f"Colour and number: the seeds of which the model reads its source {JUDGED} updates after warm-up.",
     ]
-    columns = min(2, len(panels))
-    return Picture(panels, _finding(trials), notes, columns=columns, provenance=told, key="c: constant")
+    key = "c: constant encoder, +: read later"
+    return Picture(panels, _finding(trials), notes, columns=min(2, len(panels)), provenance=told, key=key)
 
 
 @figure("collapse:map", title="Where an encoder-decoder reads its source", source="ours")
@@ -132,7 +133,7 @@ class MapOfCollapse(Figure):
 
     A model reads its source if the loss grows by at least .1 nats a token with another sentence's source. The encoder
     is constant if the model does not read and 1 - cosine between the encoder's outputs at tokens of different sentences
-    is below 1e-4. "later": the one run of the cell that went on to 3,000 updates reads by then.
+    is below 1e-4. A + marks cells of which the one run that went on to 3,000 updates reads by then.
 
     Rank collapse of attention at initialisation is in Dong et al. 2021 (2103.03404) and, with its vanishing gradients
     of queries and keys, in Noci et al. 2022 (2206.03126). The finding that rate and ramp decide whether it passes is
@@ -178,12 +179,17 @@ def _panel(trials: Sequence[MapTrial], place: tuple[int, int]) -> Panel:
         log=False,
         x_names=[f"{rate:g}" for rate in rates],
         y_names=[row_title(row) for row in rows],
-        text=np.array([["\n".join(outcome(cells.get(at, ()))) for at in line] for line in places], dtype=object),
+        text=np.array([[_text(outcome(cells.get(at, ()))) for at in line] for line in places], dtype=object),
         colours=(0.0, 1.0),
         seeds=np.array([[len(cells.get(at, ())) for at in line] for line in places]),
     )
     layers, warmup = place
     return Panel(f"{layers}L-{layers}L, warm-up of {warmup} updates", "learning rate", "", map=heat)
+
+
+def _text(words: Sequence[str]) -> str:
+    """Return the words of a cell on two lines at most, with a + for "later": ``5/6 +``, or ``0/6`` above ``2 c +``."""
+    return "\n".join(words).replace("\n" + READS_LATER, " +")
 
 
 def _share(trials: Sequence[MapTrial]) -> float:
@@ -206,7 +212,7 @@ def outcome(trials: Sequence[MapTrial]) -> list[str]:
     if constant := states.count("constant"):
         words.append(f"{constant} c")
     if any(one.later == "reads" for one in trials if one.state != "reads"):
-        words.append("later")
+        words.append(READS_LATER)
     return words
 
 
