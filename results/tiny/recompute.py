@@ -170,18 +170,35 @@ def third_answers() -> list[str]:
 
 
 def third_losses() -> list[str]:
-    """What the third comparison's models end with where all runs of a depth are in and read: it describes."""
-    models, layers, base = judge.models_of(judge.TABLES), protocol.LAYERS[0], protocol.SMALL
+    """What the third comparison's models end with: the arms of which all runs are in, compared where all of them read
+    their source. It describes."""
+    models, base = judge.models_of(judge.TABLES), protocol.SMALL
+    whole = {place for place, runs in models.items() if len(runs) == len(protocol.JUDGED_SEEDS)}
+    read = {place for place in whole if all(model.eligible for model in models[place].values())}
     rows = []
-    for arm in protocol.SEARCHED_ARMS:
+    for layers, arm in product(protocol.LAYERS, protocol.SEARCHED_ARMS):
+        if (arm, layers) not in whole:
+            continue
         runs = models[arm, layers].values()
-        own, gap = t_interval(model.loss for model in runs), judge.apart(models, arm, base, layers)
+        own, paired = t_interval(model.loss for model in runs), ("", "")
+        if arm != base and {(arm, layers), (base, layers)} <= read:
+            gap = judge.apart(models, arm, base, layers)
+            paired = (number(gap.mean), interval(gap.low, gap.high))
         ends, worth = interval(own.low, own.high, ".3f"), span(pd.Series([model.worth for model in runs]))
-        paired = ("", "") if arm == base else (number(gap.mean), interval(gap.low, gap.high))
         rate = f"{protocol.SEARCH[arm][layers]:g}"
-        rows.append((title(arm), rate, number(own.mean, ".3f"), ends, *paired, own.n, worth))
+        rows.append((title(arm), layers, rate, number(own.mean, ".3f"), ends, *paired, own.n, worth))
     loss, minus = "loss on the test set [nats/token]", f"minus {title(base)}, by seed"
-    columns = ("arm", "learning rate", loss, "95 %", minus, "95 %", "n", "the source is worth [nats/token]")
+    columns = (
+        "arm",
+        "layers a side",
+        "learning rate",
+        loss,
+        "95 %",
+        minus,
+        "95 %",
+        "n",
+        "the source is worth [nats/token]",
+    )
     return table(columns, rows)
 
 
