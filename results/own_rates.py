@@ -84,7 +84,7 @@ def at_once(workers: int) -> Callable[[Sequence[Job]], Outcome]:
     return run_all
 
 
-def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out: Path) -> None:
+def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out: Path, workers: int = 1) -> None:
     """Search the rate of an arm, unless ``rates.csv`` has it; ``searches/`` gets every trial."""
     if (arm, layers) in chosen(out):
         return
@@ -92,7 +92,7 @@ def search(study: Study, arm: str, layers: int, data: Settings, runs: Path, out:
     start = study.experiment(arm, layers, study.rates[0], study.search_seeds[0], light)
     name = f"{arm}-{layers}"
     trainer = SweptTrainer(
-        Experiment(name, start.config), study.updates, runs / "search", Ledger(out / "search.csv"), at_once(1)
+        Experiment(name, start.config), study.updates, runs / "search", Ledger(out / "search.csv"), at_once(workers)
     )
     choice = choose_rate(trainer, study.rungs)
     trainer.discard()
@@ -107,19 +107,22 @@ def chosen(out: Path) -> dict[tuple[str, int], float]:
     return {(row["arm"], int(row["layers"])): float(row["lr"]) for row in rows_of(out / "rates.csv")}
 
 
-def planned(study: Study, layers: int, data: Settings, out: Path) -> Iterator[tuple[str, int, Experiment]]:
-    """Yield (arm, seed, run) of the comparison, seed by seed, so that whatever is finished is paired."""
+def planned(
+    study: Study, layers: int, data: Settings, out: Path, arms: Sequence[str] = ()
+) -> Iterator[tuple[str, int, Experiment]]:
+    """Yield (arm, seed, run) of the comparison, seed by seed, so that whatever is finished is paired; of ``arms``
+    alone, if some are named."""
     rates = chosen(out)
     for seed in study.seeds:
-        for arm in study.arms(layers):
+        for arm in arms or study.arms(layers):
             if (arm, layers) not in rates:
                 raise SystemExit(f"{arm} has no rate at {layers} layers yet: run the part `search` first.")
             yield arm, seed, study.experiment(arm, layers, rates[arm, layers], seed, data)
 
 
-def train(experiments: Sequence[Experiment], runs: Path, ledger: Ledger) -> None:
-    """Train what the ledger lacks."""
-    at_once(1)([job for job in plan(experiments, runs, ledger) if ledger.find(job.experiment.config) is None])
+def train(experiments: Sequence[Experiment], runs: Path, ledger: Ledger, workers: int = 1) -> None:
+    """Train what the ledger lacks, ``workers`` runs at a time."""
+    at_once(workers)([job for job in plan(experiments, runs, ledger) if ledger.find(job.experiment.config) is None])
 
 
 @dataclass(frozen=True)
@@ -254,19 +257,24 @@ def make(
     parser.add_argument("--valid", type=Path, help="the text by which a search chooses, which is not judged")
     parser.add_argument("--runs", type=Path, default=Path("runs") / out.name)
     parser.add_argument("--layers", type=int, choices=study.layers, help="of search and judged; all unless given")
+    parser.add_argument("--arm", action="append", default=[], help="of search and judged; all unless given")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default 1)")
     given = parser.parse_args()
+    depths = (given.layers,) if given.layers else study.layers
+    if unknown := [arm for arm in given.arm if any(arm not in study.arms(layers) for layers in depths)]:
+        parser.error(f"no arm {unknown[0]} at these layers: {', '.join(study.arms(depths[-1]))}")
     if "search" in given.parts and given.valid in (None, given.test):
         parser.error("search chooses by another text than the one that is judged: name it with --valid")
     data = data_of(given)
     choosing = merge(data, {"data": {"valid": str(given.valid)}})
     for part in given.parts:
         if part in others:
-            train(others[part](data), given.runs / part, Ledger(given.out / f"{part}.csv"))
+            train(others[part](data), given.runs / part, Ledger(given.out / f"{part}.csv"), given.workers)
             continue
-        for layers in (given.layers,) if given.layers else study.layers:
+        for layers in depths:
             if part == "search":
-                for arm in study.arms(layers):
-                    search(study, arm, layers, choosing, given.runs, given.out)
+                for arm in given.arm or study.arms(layers):
+                    search(study, arm, layers, choosing, given.runs, given.out, given.workers)
             else:
-                wanted = [experiment for _, _, experiment in planned(study, layers, data, given.out)]
-                train(wanted, given.runs / "judged", Ledger(given.out / "ledger.csv"))
+                wanted = [experiment for _, _, experiment in planned(study, layers, data, given.out, given.arm)]
+                train(wanted, given.runs / "judged", Ledger(given.out / "ledger.csv"), given.workers)

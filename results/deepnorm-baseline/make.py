@@ -2,7 +2,7 @@
 """Trains the comparison: the search of each arm's rate, then six seeds of each arm at its own rate. Resumable.
 
     python results/deepnorm-baseline/make.py search judged --text FILE --valid FILE --test FILE [--runs runs]
-        [--layers 12|32]
+        [--layers 12|32] [--arm ARM ...] [--workers N]
 
 ``search`` writes ``rates.csv``, ``searches/`` and the ledger ``search.csv``; ``judged`` the ledger ``ledger.csv``. A
 stopped call goes on where it was. A text is a plain file or ``.gz``; README.md names the three.

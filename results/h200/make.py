@@ -5,13 +5,13 @@
 
 ``prepare`` downloads the wheels that a bare machine lacks into results/h200/carried/wheels, which git ignores and the
 script itself puts on the path. Occasion 1: ``checks``, ``benchmarks``, ``figure5`` (DeepNet); 2: ``figures89``
-(BranchNorm, 18L-18L); 3: ``figure3`` (BranchNorm, 50L-50L); 4 and 5: ``rungs`` and ``judged``, Protocol 3 of
-results/tiny at 18 layers a side; each with ``report``. A call ends before ``--minutes`` are
-over: runs are asked to write a checkpoint and stop. Whatever was finished is in DIR by then, at most eight files, also
-where the call is cut. Call it again until it says that all is complete (exit code 0; 1 where something is left or
-failed; what failed is tried again). On another machine put the files kept-*.tar.gz and cache.tar.gz into
-results/h200/carried/kept. ``--smoke`` tries all of it on a CPU, as small as can
-be, and measures nothing.
+(BranchNorm, 18L-18L); 3: ``figure3`` (BranchNorm, 50L-50L); 4 to 6: ``rungs``, ``judged`` and ``rest``, Protocol 3 of
+results/tiny at 18 layers a side; 7: ``studies``, those of language models; each with ``report``. A call ends before
+``--minutes`` are over: runs are asked to write a checkpoint and stop. Whatever was finished is in DIR by then, at most
+eight files, also where the call is cut. Call it again until it says that all is complete (exit code 0; 1 where
+something is left or failed; what failed is tried again). On another machine put the files kept-*.tar.gz and
+cache.tar.gz into results/h200/carried/kept. ``--smoke`` tries all of it on a CPU, as small as can be, and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ OCCASIONS = {
     "3": ("figure3",),
     "4": ("rungs",),
     "5": ("judged",),
+    "6": ("rest",),
+    "7": ("studies",),
 }
 PARTS = (*(part for parts in OCCASIONS.values() for part in parts), "report")
 

@@ -3,7 +3,7 @@
 rate, and 200 layers at two rates. Resumable.
 
     python results/keel/make.py search judged deep --text FILE --valid FILE --test FILE [--runs runs/keel]
-        [--layers 12|36]
+        [--layers 12|36] [--arm ARM ...] [--workers N]
 
 ``search`` writes ``rates.csv``, ``searches/`` and the ledger ``search.csv``; ``judged`` the ledger ``ledger.csv``;
 ``deep`` the ledger ``deep.csv``. A stopped call goes on where it was. README.md names the three texts.

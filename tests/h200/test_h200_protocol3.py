@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def part(script, tmp_path, monkeypatch):
         loaded = load("protocol3")
         committed = tmp_path / "committed"
         committed.mkdir()
-        for name in loaded.CARRIED:
+        for name in loaded.CARRIED["rungs"]:
             shutil.copyfile(TINY / name, committed / name)
         chosen = pd.read_csv(TINY / "rungs-choice.csv")
         chosen[chosen.layers != loaded.LAYERS].to_csv(committed / "rungs-choice.csv", index=False)
@@ -53,7 +53,7 @@ def test_the_search_is_a_process_an_arm_and_ends_with_the_last(script, part, mon
     found = part.rungs(place, script.place.Clock(60))
     assert sorted(called) == sorted(protocol.SEARCHED_ARMS)
     assert (found.state, found.sentence) == ("partial", "4 of 5 arms")
-    for name in part.CARRIED:
+    for name in part.CARRIED["rungs"]:
         assert (part.FOLDER / name).read_text().startswith((part.SCRIPT.parent / name).read_text().strip())
     called.clear()
     ended(part, "preln")
@@ -71,7 +71,7 @@ def test_a_search_takes_the_idle_processor_where_runs_would_take_turns(script, p
         on[arm] = ("cpu" if environment == {"CUDA_VISIBLE_DEVICES": ""} else "cuda", workers)
 
     monkeypatch.setattr(script.place.Place, "call", call)
-    monkeypatch.setattr(part, "ThreadPoolExecutor", OneAtATime)
+    monkeypatch.setattr(sys.modules["sharing"], "ThreadPoolExecutor", OneAtATime)
     monkeypatch.setattr(part, "side_by_side", lambda *_: nullcontext(is_shared))
     part.rungs(place, script.place.Clock(60))
     if is_shared:
@@ -91,7 +91,7 @@ def test_an_arm_that_fails_is_named(script, part, monkeypatch) -> None:
         script.place.Place, "call", lambda self, command, *rest, **more: codes[command[command.index(ARM) + 1]]
     )
     found = part.rungs(place, script.place.Clock(60))
-    assert (found.state, found.sentence) == ("failed", "0 of 5 arms; failed: deepnorm (exit code 5)")
+    assert (found.state, found.sentence) == ("failed", "0 of 5 arms; failed: rungs-deepnorm (exit code 5)")
 
 
 def test_the_comparison_waits_for_rates_and_counts_its_seeds(script, part, monkeypatch) -> None:
@@ -102,24 +102,51 @@ def test_the_comparison_waits_for_rates_and_counts_its_seeds(script, part, monke
     assert "postln gain=1" in found.sentence
     assert "commit those of the search" in found.sentence
     monkeypatch.setattr(protocol, "SEARCH", {arm: {18: 1e-3} for arm in protocol.SEARCHED_ARMS})
-    (part.FOLDER / "third").mkdir(parents=True)
+    (part.SCRIPT.parent / "third").mkdir()
+    (part.SCRIPT.parent / "third" / "ledger.csv").write_text("label,layers,lr\ndeepnorm,36,0.001\n")  # committed
 
     def call(self, command, clock, output, **environment):
         arm = command[command.index(ARM) + 1]
         table = part.FOLDER / "third" / "ledger.csv"
-        seeds = len(protocol.JUDGED_SEEDS) - (arm == "branchnorm")
-        known = pd.read_csv(table).to_dict("records") if table.exists() else []
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ("label", "layers"))
-            writer.writeheader()
-            writer.writerows([*known, *[{"label": arm, "layers": 36}] * seeds, {"label": arm, "layers": 12}])
+        seeds = len(protocol.JUDGED_SEEDS) - (arm in ("branchnorm", "deepnorm"))
+        with table.open("a", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([*[(arm, 36, 0.001)] * seeds, (arm, 36, 0.002), (arm, 12, 0.001)])
         return 0
 
     monkeypatch.setattr(script.place.Place, "call", call)
-    monkeypatch.setattr(part, "ThreadPoolExecutor", OneAtATime)
+    monkeypatch.setattr(sys.modules["sharing"], "ThreadPoolExecutor", OneAtATime)
     found = part.judged(place, script.place.Clock(60))
     assert (found.state, found.sentence) == ("partial", "4 of 5 arms")
     assert not part.is_done("judged", "branchnorm")
+
+
+def test_the_rest_runs_part_by_part_from_what_is_committed(script, part, monkeypatch) -> None:
+    place, called = script.at(smoke=False), []
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {6: 1e-3, 18: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    of = {name: count() for name, count in part.REST.items()}
+    assert of == {"half": 20, "map": 64, "searched-ramps": 6 * 2 * 4}  # the rate, its half, and that of Protocol 2
+    (part.SCRIPT.parent / "map").mkdir()
+    (part.SCRIPT.parent / "map" / "ledger.csv").write_text("layers\n" + "12\n" * 300 + "36\n" * 63)
+
+    def call(self, command, clock, output, environment):
+        called.append(command[2])
+        if command[2] != "searched-ramps":
+            table = part.FOLDER / command[2] / "ledger.csv"
+            table.parent.mkdir(parents=True, exist_ok=True)
+            known = table.read_text() if table.exists() else "layers\n"
+            table.write_text(known + "36\n" * (1 if command[2] == "map" else of["half"]))
+        return 0
+
+    monkeypatch.setattr(script.place.Place, "call", call)
+    found = part.rest(place, script.place.Clock(60))
+    assert called == [*part.REST]
+    assert (found.state, found.sentence) == ("partial", "2 of 3 parts")
+    called.clear()
+    part.rest(place, script.place.Clock(60))
+    assert called == ["searched-ramps"]
+    monkeypatch.setattr(protocol, "SEARCH", {arm: {6: 1e-3} for arm in protocol.SEARCHED_ARMS})
+    assert part.rest(place, script.place.Clock(60)).state == "failed"
 
 
 class OneAtATime:
@@ -135,34 +162,3 @@ class OneAtATime:
         pass
 
     map = staticmethod(map)
-
-
-CONTROL = """#!/bin/sh
-if [ "$1" = -d ]; then echo started >> {log}; exit {code}; fi
-read word; echo "$word" >> {log}
-"""
-
-
-@pytest.mark.parametrize(("code", "is_gpu_there"), [(0, True), (0, False), (1, True)])
-def test_runs_share_the_gpu_where_its_service_starts(script, part, monkeypatch, code, is_gpu_there) -> None:
-    place, log = script.at(smoke=False), Path("service.txt").absolute()
-    control = Path("bin").absolute() / "nvidia-cuda-mps-control"
-    control.parent.mkdir()
-    control.write_text(CONTROL.format(log=log, code=code))
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{control.parent}:{os.environ['PATH']}")
-    with part.side_by_side(place.log, "true" if is_gpu_there else "false") as is_shared:
-        assert is_shared is (code == 0 and is_gpu_there)
-        assert ("CUDA_MPS_PIPE_DIRECTORY" in os.environ) is (code == 0 and is_gpu_there)
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    assert log.read_text().split() == ["started", "quit"]
-    said = "run side by side" if code == 0 and is_gpu_there else "take turns"
-    assert said in place.log.path.read_text()
-
-
-def test_without_that_service_they_take_turns(script, part, monkeypatch) -> None:
-    place = script.at(smoke=False)
-    monkeypatch.setattr(part.shutil, "which", lambda name: None)
-    with part.side_by_side(place.log, "true") as is_shared:
-        assert not is_shared
-    assert "take turns" in place.log.path.read_text()

@@ -110,7 +110,8 @@ def test_a_trial_that_is_cut_goes_on_elsewhere_from_what_came_back(bare_machine,
     work = folder / "two"
     state = json.loads((work / "state.json").read_text())
     assert {entry["state"] for entry in state["parts"].values()} == {"complete"}
-    assert [*state["parts"]] == ["checks", "benchmarks", "figure5", "figures89", "figure3", "rungs", "judged", "report"]
+    made = ["checks", "benchmarks", "figure5", "figures89", "figure3", "rungs", "judged", "rest", "studies", "report"]
+    assert [*state["parts"]] == made
     assert {*state["decided"]["checks"].values()} == {"done"}
     shown = {path.relative_to(work / "h200").as_posix() for path in (work / "h200").rglob("*") if path.is_file()}
     assert {"runs.csv", "claims.csv", "claims.json", "log.txt", "parts.md", "tests.txt", "calls.json"} <= shown
