@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from imports import PACKAGE, circles, graph, imported, modules
@@ -212,9 +213,9 @@ INSIDE = {
         ("lr_find.search", "lr_find.result"),
         ("lr_find.pairs",),
         ("lr_find.halving",),
-        ("lr_find.subject", "lr_find.answer"),
+        ("lr_find.subject", "lr_find.answer", "lr_find.folder"),
         ("lr_find.trial", "lr_find.reference"),
-        ("lr_find.folder", "lr_find.workers"),
+        ("lr_find.workers",),
         ("lr_find.trials",),
         ("lr_find.scale",),
         ("lr_find.find",),
@@ -429,6 +430,13 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
     )
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert result.stderr.strip() == "set()", f"`{statement}` imports these, or fails"
+
+
+def test_the_table_of_runs_needs_no_torch(tmp_path: Path) -> None:
+    shown = f"import sys; from stabilitylab.commands.listing import run_table; run_table(Path({str(tmp_path)!r}))"
+    check = f"from pathlib import Path; {shown}; sys.exit('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", check], check=False)
+    assert ended.returncode == 0, "stabilitylab runs imports torch"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,33 @@ from ..store.documents import plain
 from ..store.files import replace_file, writing
 from ..store.layout import checkpoints
 from .halving import RatePlan
-from .search import RateResult, RateTrial
-from .trial import TrialEnd, name_of
+from .search import PLANNED, RateResult, RateTrial
 
 PLAN, TRIALS, ANSWER = "plan.json", "trials.jsonl", "lr-find.json"
+
+
+def name_of(trial: RateTrial) -> str:
+    """Return the name of the run directory. It does not say the updates, since a longer trial continues the run."""
+    own = "" if trial.warmup == PLANNED else f"-w{trial.warmup}"
+    return f"lr{trial.rate:g}-s{trial.seed}{own}"
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """The result of a run so far. ``marks``: updates of a rung -> result; ``failed``: the update and the reason of a
+    failure; ``ran``: updates of this call."""
+
+    marks: Mapping[int, RateResult]
+    failed: tuple[int, str] | None
+    start: float
+    ran: int
+
+    def at(self, updates: int) -> RateResult:
+        """Return the result after so many updates; that of a failure if it failed before."""
+        if updates in self.marks:
+            return self.marks[updates]
+        assert self.failed is not None, "a run that did not fail has a result at every rung"
+        return RateResult(math.inf, eligible=False, start=self.start, failed=self.failed[1])
 
 
 class SearchFolder:

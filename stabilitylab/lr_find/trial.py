@@ -6,7 +6,7 @@ import math
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..store import Run, RunWriter
 from ..store.layout import checkpoints
 from ..train import checkpoint
 from ..verdict import READS_NATS
+from .folder import TrialEnd, name_of
 from .halving import RatePlan, SearchStopped
 from .search import PLANNED, RateResult, RateTrial
 from .subject import RateSubject, TrialModel
@@ -34,36 +35,12 @@ Stop = Callable[[], str]  # "" to go on, else the reason
 Tell = Callable[[int, float], None]  # update, latest loss
 
 
-def name_of(trial: RateTrial) -> str:
-    """Return the name of the run directory. It does not say the updates, since a longer trial continues the run."""
-    own = "" if trial.warmup == PLANNED else f"-w{trial.warmup}"
-    return f"lr{trial.rate:g}-s{trial.seed}{own}"
-
-
 def is_due(t: int) -> bool:
     """True if the loss is measured after ``t`` updates, apart from the ends of rungs."""
     at = 0
     while at < t:
         at += max(APART, at // SHARE)
     return at == t
-
-
-@dataclass(frozen=True)
-class TrialEnd:
-    """The result of a run so far. ``marks``: updates of a rung -> result; ``failed``: the update and the reason of a
-    failure; ``ran``: updates of this call."""
-
-    marks: Mapping[int, RateResult]
-    failed: tuple[int, str] | None
-    start: float
-    ran: int
-
-    def at(self, updates: int) -> RateResult:
-        """Return the result after so many updates; that of a failure if it failed before."""
-        if updates in self.marks:
-            return self.marks[updates]
-        assert self.failed is not None, "a run that did not fail has a result at every rung"
-        return RateResult(math.inf, eligible=False, start=self.start, failed=self.failed[1])
 
 
 class RateRun:

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from ..errors import InputError
 from ..probes import random_states_kept
-from .folder import SearchFolder
+from .folder import SearchFolder, TrialEnd
 from .halving import RatePlan, SearchStopped, warmup_rung
 from .search import RateResult, RateTrial
 from .subject import RateSubject
-from .trial import RateRun, TrialEnd
+from .trial import RateRun
 
 USUAL_RATES, USUAL_LATE = 9, 4  # rates of the first rung and of the last one, in an estimate
 TIMED = 3  # updates whose time is taken before a search

@@ -15,10 +15,11 @@ from typing import Any
 
 from ..errors import ResourceError, StabilityLabError
 from ..stopping import undisturbed
+from .folder import TrialEnd
 from .halving import RatePlan, SearchStopped
 from .search import RateTrial
 from .subject import RateSubject
-from .trial import RateRun, TrialEnd
+from .trial import RateRun
 
 SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and locks
 PATIENCE = 0.2  # seconds between two looks at the budget and at signals

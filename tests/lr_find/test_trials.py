@@ -27,10 +27,11 @@ from torch import nn
 
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
+from stabilitylab.lr_find.folder import name_of
 from stabilitylab.lr_find.halving import RatePlan, SearchStopped
 from stabilitylab.lr_find.search import RateTrial
 from stabilitylab.lr_find.subject import BatchStore, RateSubject, model_subject, schedule_of
-from stabilitylab.lr_find.trial import RateRun, is_due, name_of
+from stabilitylab.lr_find.trial import RateRun, is_due
 from stabilitylab.store import Run
 
 
