@@ -52,17 +52,18 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # Sums are taken in another order there, in both runs of a test of two; tests/conftest.py refuses to start where torch
-# does not follow.
-SETS ?= default avx2
+# does not follow. The first set has the slow tests of probes and models too.
+SETS ?= avx2 default
 
 test-sets: $(VENV)/.dev
-	@set -e; for set in $(SETS); do \
+	@set -e; which="not two_runs"; for set in $(SETS); do \
 	  if [ "$$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability().lower())')" = $$set ]; then \
 	    echo "$$set is what make test runs under here"; continue; \
 	  fi; \
 	  echo "under ATEN_CPU_CAPABILITY=$$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not two_runs" tests/probes tests/models; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow and not two_runs" tests/train; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "$$which" tests/probes tests/models; \
+	  which="not slow and not two_runs"; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "$$which" tests/train; \
 	done
 
 # The oldest that pyproject.toml promises, unless told otherwise. Torch pins sympy, so both are free here.
