@@ -1,7 +1,7 @@
 # make demo   from nothing to a report: environment, models of 200 and of 36 layers on the synthetic task, one page about them
 # make docs   docs/_build/index.html: quickstart, probes, figures, how-tos, API
 # make test   lint, types, tests (the same environment)
-# make test-sets   the numerical tests once more under older instruction sets
+# make test-sets   the numerical tests once more under an older instruction set
 # make test-torch TORCH=2.15   those that lean on torch under another torch, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 # Each process of a test would compile the package and its tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-slow test-sets test-torch lint clean
+.PHONY: demo docs test test-fast test-slow test-sets test-torch lint clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -45,25 +45,29 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-test: lint
+# Types are looked at beside the tests: one process, which leaves the other cores idle.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j2 lint test-fast
+
+test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # Sums are taken in another order there, in both runs of a test of two; tests/conftest.py refuses to start where torch
-# does not follow. The first set has the slow tests of probes and models too.
+# does not follow. One set besides that of make test, all of them with EVERY=1.
 SETS ?= avx2 default
 
 test-sets: $(VENV)/.dev
-	@set -e; which="not two_runs"; for set in $(SETS); do \
+	@set -e; for set in $(SETS); do \
 	  if [ "$$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability().lower())')" = $$set ]; then \
 	    echo "$$set is what make test runs under here"; continue; \
 	  fi; \
 	  echo "under ATEN_CPU_CAPABILITY=$$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "$$which" tests/probes tests/models; \
-	  which="not slow and not two_runs"; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "$$which" tests/train; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not two_runs" tests/probes tests/models; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow and not two_runs" tests/train; \
+	  [ -n "$(EVERY)" ] || break; \
 	done
 
 # The oldest that pyproject.toml promises, unless told otherwise. Torch pins sympy, so both are free here.
