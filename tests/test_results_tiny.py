@@ -403,3 +403,23 @@ def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
     assert sum(row[0] for row in counts) == len(ids)
     assert all(row[0] == sum(row[1:7]) and row[7] <= row[0] for row in counts)
     assert sum(row[5] for row in counts) == sum("| withdrawn (" in line for rows in groups for line in rows)
+
+
+def test_a_ramp_is_compared_where_all_models_read_and_a_rate_is_shown_when_it_is_whole(scripts) -> None:
+    import searched_ramps
+
+    plan = searched_ramps.planned()
+    rates, base = [*plan], protocol.share(protocol.RAMP_UPDATES)
+    assert rates[:2] == [protocol.SEARCH[protocol.BRANCH][18], protocol.SEARCH[protocol.BRANCH][18] / 2]
+    assert all(ramps == [3, 12, 120, 600] for ramps in plan.values())
+    known = {
+        (rates[0], T): {seed: searched_ramps.RampRun(3.0 - 0.1 * (base > T) + 0.01 * seed, 1.0 * (base >= T))
+                        for seed in protocol.SEEDS}
+        for T in plan[rates[0]]
+    } | {(rates[1], 3): {3: searched_ramps.RampRun(3.0, 1.0)}}  # fmt: skip
+    first, *others = searched_ramps.rows(known, plan)
+    assert first[:3] == (f"{rates[0]:g}", 3, "0.1 %")
+    assert first[4:] == ("-0.100", "[-0.100, -0.100]", "6 of 6", "1.00 to 1.00")
+    assert others[1][4:6] == ("", "")  # 4 % itself
+    assert others[2][4:7] == ("", "", "0 of 6")  # its models ignore their source
+    assert [row[3] for row in others[3:]] == ["open: 1 of 24 runs", "open: 0 of 24 runs"][: len(rates) - 1]

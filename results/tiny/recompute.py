@@ -21,6 +21,7 @@ import judge
 import page_blocks
 import pandas as pd
 import questions
+import searched_ramps
 import verdicts
 from cells import HERE, cells, interval, losses, number, states, title
 from page_blocks import table
@@ -206,7 +207,7 @@ BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "third": third,
     "third_losses": third_losses, "third_answers": third_answers,
-    "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
+    "searched_ramps": searched_ramps.block, "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
     "trained": lambda: verdicts.of_stage(verdicts.TRAINED),
