@@ -14,6 +14,8 @@ SOME_ARCHS = frozenset({"branchnorm", "resi-dual", "layernorm-scaling", "dlcl"})
 MORE_ARCHS = SOME_ARCHS | {"admin", "normformer", "sandwich", "rezero"}  # and of each kind of gain and place of a norm
 
 
+# Of a long test of a script that has made all of its evidence: it guards what nobody runs until a release.
+complete = pytest.mark.skipif(not EVERY, reason="a script whose evidence is complete; EVERY=1 tries it")
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case, given by its parameters
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loose_scripts import scripts_of
+from rest_slow import complete
 from scipy import stats
 
 from stabilitylab.changes import rates, settings
@@ -99,6 +100,7 @@ def test_the_kind_is_the_unit_of_the_interval(validate: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@complete
 def test_one_fault_and_one_control_are_made_judged_and_not_made_again(validate: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "cells.csv"
     kinds = ["RateTimes30", "Plain"]

@@ -165,7 +165,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", rest_slow(["text", "synthetic"], ["synthetic"], []))
+@pytest.mark.parametrize("source", rest_slow(["text", "synthetic"], (), ()))
 def test_the_runs_are_made_once_each_and_decided(corpus: Path, tmp_path: Path, source: str) -> None:
     few = [word for one in ("data.vocab_size=128", "data.sentences=4", "data.held_out=6") for word in ("--set", one)]
     out, data = tmp_path / "out", corpus if source == "text" else source

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from loose_scripts import scripts_of
+from rest_slow import complete
 from scipy import stats
 
 TORCH = torch.get_num_threads()
@@ -208,6 +209,7 @@ def test_the_data_of_the_search_are_not_those_of_the_truth(make: ModuleType) -> 
 
 
 @pytest.mark.slow
+@complete
 def test_the_script_goes_on_where_it_was(make: ModuleType, tmp_path: Path) -> None:
     arguments = ["convnet", "--out", str(tmp_path), "--runs", str(tmp_path / "runs"), "--horizon", "20"]
     assert make.main([*arguments, "--stage", "search", "rivals"]) == 0

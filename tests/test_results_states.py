@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rest_slow import complete
 from scipy.stats import binomtest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +79,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@complete
 def test_the_runs_are_made_once_each_and_go_on_as_the_same_run(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
