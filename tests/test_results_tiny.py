@@ -329,7 +329,10 @@ def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
             made = in_ledger(f"{part.out}/ledger.csv")
             depths = sorted({int(row["layers"]) // 2 for row in made})
             known = keys(part.experiments(make.recipe(Path(), part.judged_on), depths, protocol.SEARCHED_ARMS))
-            assert {row["key"] for row in made} <= known, part.out
+            others = [row for row in made if row["key"] not in known]
+            # A first version of the rule judged BranchNorm at this rate (docs/results.md).
+            first = [("branchnorm", "12", "0.0005")] * 8 if part.out == "third" else []
+            assert [(row["label"], row["layers"], row["lr"]) for row in others] == first, part.out
     rates = {arm: tuple(protocol.RATES[0] * 2.0**power for power in range(-4, 8)) for arm in protocol.CHOSEN}
     tried = keys(each for layers in protocol.LAYERS for each in protocol.choice(layers, ask.settings, rates))
     assert {row["key"] for row in in_ledger("rates.csv")} <= tried
