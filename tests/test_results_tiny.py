@@ -409,6 +409,7 @@ def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
 
 
 def test_a_ramp_is_compared_where_all_models_read_and_a_rate_is_shown_when_it_is_whole(scripts) -> None:
+    import judge
     import searched_ramps
 
     plan = searched_ramps.planned()
@@ -419,7 +420,7 @@ def test_a_ramp_is_compared_where_all_models_read_and_a_rate_is_shown_when_it_is
         (rates[0], T): {seed: searched_ramps.RampRun(3.0 - 0.1 * (base > T) + 0.01 * seed, 1.0 * (base >= T))
                         for seed in protocol.SEEDS}
         for T in plan[rates[0]]
-    } | {(rates[1], 3): {3: searched_ramps.RampRun(3.0, 1.0)}}  # fmt: skip
+    } | {(rates[1], 3): {3: judge.Model(3.0, 1.0, 1.0)}}  # fmt: skip
     first, *others = searched_ramps.rows(known, plan)
     assert first[:3] == (f"{rates[0]:g}", 3, "0.1 %")
     assert first[4:] == ("-0.100", "[-0.100, -0.100]", "6 of 6", "1.00 to 1.00")

@@ -25,7 +25,7 @@ CANDIDATES = {  # depth -> (updates, rate), in the order of the rule
 }
 SLOW = ((240, 3e-4), (240, 6e-4), (240, 1e-3))  # of 200 layers, with a warm-up of half the run
 ARCHS, SEEDS = ("branchnorm", "deepnorm"), (100, 101, 102)
-WARMUP = 40  # updates, the default
+WARMUP = 40  # updates, of all candidates but the slow ones
 
 
 @dataclass(frozen=True)

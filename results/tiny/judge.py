@@ -35,6 +35,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from questions import MARGIN, QUESTIONS, Question
@@ -218,10 +219,14 @@ def models_of(tables: Path, part: float = 1) -> Models:
         rate = protocol.SEARCH.get(arm, {}).get(layers, math.nan) * part
         if int(line["steps"]) != protocol.UPDATES or float(line["lr"]) != rate:
             continue
-        names = ("validation_nll", "source_worth", "encoder_distance_between")
-        loss, worth, between = (float(line[f"metrics.{name}"]) for name in names)
-        found.setdefault((arm, layers), {})[int(line["seed"])] = Model(loss, worth, between)
+        found.setdefault((arm, layers), {})[int(line["seed"])] = model_of(line)
     return found
+
+
+def model_of(line: Mapping[str, Any]) -> Model:
+    """The end of a run, from its line in a ledger."""
+    names = ("validation_nll", "source_worth", "encoder_distance_between")
+    return Model(*(float(line[f"metrics.{name}"]) for name in names))
 
 
 def table(models: Models) -> pd.DataFrame:

@@ -189,18 +189,8 @@ def third_losses() -> list[str]:
         rate = f"{protocol.SEARCH[arm][layers]:g}"
         rows.append((title(arm), layers, rate, number(own.mean, ".3f"), ends, *paired, own.n, worth))
     loss, minus = "loss on the test set [nats/token]", f"minus {title(base)}, by seed"
-    columns = (
-        "arm",
-        "layers a side",
-        "learning rate",
-        loss,
-        "95 %",
-        minus,
-        "95 %",
-        "n",
-        "the source is worth [nats/token]",
-    )
-    return table(columns, rows)
+    first, last = ("arm", "layers a side", "learning rate"), ("n", "the source is worth [nats/token]")
+    return table((*first, loss, "95 %", minus, "95 %", *last), rows)
 
 
 BLOCKS: page_blocks.Blocks = {

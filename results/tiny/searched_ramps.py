@@ -8,8 +8,8 @@ It describes: the questions are those of questions.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import judge
 import pandas as pd
 from cells import HERE, interval, number
 from page_blocks import table
@@ -17,33 +17,19 @@ from page_blocks import table
 from stabilitylab.experiments import Recipe, protocol
 from stabilitylab.reports.statistics import t_interval
 from stabilitylab.sweep import Ledger
-from stabilitylab.verdict import READS_NATS
 
 LEDGER = HERE / "searched-ramps" / "ledger.csv"
 
 
-@dataclass(frozen=True)
-class RampRun:
-    """The end of a run: its validation loss, and how much another sentence's source raises it [nats/token]."""
-
-    loss: float
-    worth: float
-
-    @property
-    def reads(self) -> bool:
-        return self.worth >= READS_NATS
-
-
-Found = Mapping[tuple[float, int], Mapping[int, RampRun]]  # (rate, T) -> seed -> run
+Found = Mapping[tuple[float, int], Mapping[int, judge.Model]]  # (rate, T) -> seed -> run
 
 
 def found() -> Found:
     """The runs that are in."""
-    known: dict[tuple[float, int], dict[int, RampRun]] = {}
+    known: dict[tuple[float, int], dict[int, judge.Model]] = {}
     data = Ledger(LEDGER).frame() if LEDGER.exists() else pd.DataFrame()
     for line in data.to_dict("records"):
-        loss, worth = (float(line[f"metrics.{name}"]) for name in ("validation_nll", "source_worth"))
-        known.setdefault((float(line["lr"]), int(line["T"])), {})[int(line["seed"])] = RampRun(loss, worth)
+        known.setdefault((float(line["lr"]), int(line["T"])), {})[int(line["seed"])] = judge.model_of(line)
     return known
 
 
@@ -68,11 +54,11 @@ def rows(known: Found, plan: Mapping[float, Sequence[int]]) -> Iterator[Sequence
             own = known[rate, T]
             worth = [run.worth for run in own.values()]
             paired: tuple[str, str] = ("", "")
-            if base != T and all(run.reads for runs in (own, usual) for run in runs.values()):
+            if base != T and all(run.eligible for runs in (own, usual) for run in runs.values()):
                 gap = t_interval(own[seed].loss - usual[seed].loss for seed in sorted(own))
                 paired = number(gap.mean), interval(gap.low, gap.high)
             part = f"{100 * T / protocol.RAMP_UPDATES:g} %"
-            reads = f"{sum(run.reads for run in own.values())} of {len(own)}"
+            reads = f"{sum(run.eligible for run in own.values())} of {len(own)}"
             loss = number(sum(run.loss for run in own.values()) / len(own), ".3f")
             yield f"{rate:g}", T, part, loss, *paired, reads, f"{min(worth):.2f} to {max(worth):.2f}"
 
