@@ -417,10 +417,12 @@ def test_a_ramp_is_compared_where_all_models_read_and_a_rate_is_shown_when_it_is
     assert rates[:2] == [protocol.SEARCH[protocol.BRANCH][18], protocol.SEARCH[protocol.BRANCH][18] / 2]
     assert all(ramps == [3, 12, 120, 600] for ramps in plan.values())
     known = {
-        (rates[0], T): {seed: searched_ramps.RampRun(3.0 - 0.1 * (base > T) + 0.01 * seed, 1.0 * (base >= T))
-                        for seed in protocol.SEEDS}
+        (rates[0], T): {
+            seed: judge.Model(3.0 - 0.1 * (base > T) + 0.01 * seed, 1.0 * (base >= T), 1.0) for seed in protocol.SEEDS
+        }
         for T in plan[rates[0]]
-    } | {(rates[1], 3): {3: judge.Model(3.0, 1.0, 1.0)}}  # fmt: skip
+    }
+    known[rates[1], 3] = {3: judge.Model(3.0, 1.0, 1.0)}
     first, *others = searched_ramps.rows(known, plan)
     assert first[:3] == (f"{rates[0]:g}", 3, "0.1 %")
     assert first[4:] == ("-0.100", "[-0.100, -0.100]", "6 of 6", "1.00 to 1.00")
