@@ -1,4 +1,4 @@
-# make demo   from nothing to a report: environment, models of 200 and of 36 layers on the synthetic task, one page about them
+# make demo   from nothing to a report: environment, three models of 200 layers on the synthetic task, one page about them
 # make docs   docs/_build/index.html: quickstart, probes, figures, how-tos, API
 # make test   lint, types, tests (the same environment)
 # make test-sets   the numerical tests once more under an older instruction set
@@ -28,7 +28,6 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 demo: $(VENV)/.base
 	$(BIN)/stabilitylab sweep --grid arch=postln,deepnorm,branchnorm depth=200 seed=3 --out runs --jobs $(JOBS)
-	$(BIN)/stabilitylab sweep --grid arch=postln,deepnorm,branchnorm depth=36 seed=3 lr=3e-4 --steps 600 --out runs --jobs $(JOBS)
 	$(BIN)/stabilitylab report runs
 	@echo
 	@echo "Look:  report/index.html                                        figures, claims, runs on one page"

@@ -224,9 +224,9 @@ class DataConfig(Section):
 class TrainConfig(Section):
     """The papers' recipe where they state one: Adam (.9, .98), eps 1e-8, weight decay 1e-4, inverse square root."""
 
-    steps: int = Field(default=160, ge=1, le=MOST)
+    steps: int = Field(default=240, ge=1, le=MOST)
     lr: float = Field(default=3e-4, gt=0, le=LARGEST)
-    warmup: int = Field(default=40, ge=0, le=MOST)  # updates; 0: none
+    warmup: int = Field(default=120, ge=0, le=MOST)  # updates; 0: none
     warmup_init_lr: float = Field(default=1e-7, ge=0, le=LARGEST)
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # linear: to 0 at the end (Admin's grid)
     # updates that the schedule spans, where the run is stopped earlier and may be continued; None: ``steps``

@@ -30,7 +30,7 @@ def test_tfixup_trains_without_warm_up_unless_told_otherwise() -> None:
     assert resolve({"model": {"arch": "T-Fixup"}}).train.warmup == 0
     assert resolve({"preset": "base", "model": {"arch": "tfixup"}}).train.warmup == 0
     assert resolve({"model": {"arch": "tfixup"}}, {"train": {"warmup": 7}}).train.warmup == 7
-    assert resolve({"model": {"arch": "postln", "decoder_arch": "tfixup"}}).train.warmup == 40
+    assert resolve({"model": {"arch": "postln", "decoder_arch": "tfixup"}}).train.warmup == 120
 
 
 def test_base_preset_is_the_papers() -> None:
@@ -101,6 +101,22 @@ def test_config_file(tmp_path: Path) -> None:
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().train.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("train", "warmup"),
+    [
+        ({}, 120),
+        ({"steps": 160}, 80),
+        ({"steps": 9}, 4),
+        ({"steps": 6000}, 120),
+        ({"steps": 9, "horizon": 100}, 50),
+        ({"steps": 9, "warmup": 7}, 7),
+    ],
+)
+def test_a_short_run_warms_up_in_half_of_its_updates(train: dict[str, int], warmup: int) -> None:
+    assert resolve({"train": train}).train.warmup == warmup
+    assert resolve({"preset": "small", "train": train}).train.warmup == train.get("warmup", 4000)
 
 
 @pytest.mark.parametrize(("steps", "T"), [(160, 6), (6000, 240), (8, 2)])

@@ -274,11 +274,12 @@ def test_rates_are_chosen_from_four_until_the_best_is_within() -> None:
     assert protocol.best({protocol.LEAST_RATE: 1.0, 1e-3: 2.0}) == (protocol.LEAST_RATE, None)
 
 
-def test_the_deepest_models_vary_rate_and_ramp_about_the_default() -> None:
+def test_the_deepest_models_vary_rate_and_ramp_about_the_recipe_of_figures() -> None:
     runs = list(protocol.deepest(Recipe("tiny", {})))
     cells = Counter((c.train.lr, c.model.T) for c in (run.config for run in runs))
     assert cells == {(lr, T): 6 for lr in (3e-4, 1e-3) for T in (1, 6, 100)}
-    usual = resolve({"train": {"seed": 3}, "data": {"seed": 3}}, depth=200)
+    short = {"seed": 3, "steps": 160, "warmup": 40}
+    usual = resolve({"train": short, "data": {"seed": 3}}, depth=200)
     same = next(run.config for run in runs if (run.config.train.lr, run.config.model.T) == (3e-4, 6))
     assert same.model_copy(update={"probes": usual.probes}) == usual
 

@@ -91,15 +91,15 @@ def test_every_command_is_one_that_this_file_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_probe_of_200_layers_runs_and_nothing_is_wrong_with_it(tmp_path: Path) -> None:
-    """As it stands with EVERY=1. Else 40 of its 160 updates on fewer sentences, which every detector can judge.
+    """As it stands with EVERY=1. Else 40 of its 240 updates on fewer sentences, which every detector can judge.
 
-    A run of all 160 updates has its verdict tested at 36 layers, in tests/diagnose/test_diagnose_command.py.
+    A run of all 240 updates has its verdict tested at 36 layers, in tests/diagnose/test_diagnose_command.py.
     """
     part = () if EVERY else tuple(word for setting in PART for word in ("--set", setting))
     shown = ran(PROBE, *part, "--quiet", cwd=tmp_path)
     assert shown == "runs/branchnorm-200-s0\n"
     facts = json.loads(ran("stabilitylab diagnose runs/branchnorm-200-s0", "--json", cwd=tmp_path))
-    assert facts["step"] == (160 if EVERY else 40)
+    assert facts["step"] == (240 if EVERY else 40)
     if EVERY:
         assert_nothing_is_wrong(facts)
     else:
@@ -107,16 +107,22 @@ def test_the_probe_of_200_layers_runs_and_nothing_is_wrong_with_it(tmp_path: Pat
 
 
 def test_the_probe_of_200_layers_has_the_recipe_that_the_pages_name(run: Callable[..., tuple[int, str, str]]) -> None:
-    """results/default has what became of it, in 160 updates at a rate of 3e-4."""
+    """results/default has what became of it, in 240 updates at a rate of 3e-4."""
     _, *arguments = shlex.split(PROBE)
     code, out, err = run(*arguments, "--dry-run")
     assert code == 0, err
     recipe = dict(line.split(maxsplit=1) for line in map(str.strip, out.splitlines()) if " " in line)
-    own = {"model.arch": "branchnorm", "train.steps": "160", "train.lr": "0.0003", "train.seed": "0"}
+    own = {
+        "model.arch": "branchnorm",
+        "train.steps": "240",
+        "train.lr": "0.0003",
+        "train.warmup": "120",
+        "train.seed": "0",
+    }
     assert {key: recipe[key] for key in own} == own
     assert (recipe["model.encoder_layers"], recipe["model.decoder_layers"]) == ("100", "100")
     page = (ROOT / "results/default/README.md").read_text(encoding="utf-8")
-    assert "trains 160 updates on the synthetic task at `train.lr` = 3e-4 (seed 0)" in page
+    assert "trains 240 updates on the synthetic task at `train.lr` = 3e-4 with a warm-up of 120" in page
 
 
 @pytest.mark.slow

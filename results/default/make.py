@@ -25,7 +25,7 @@ CANDIDATES = {  # depth -> (updates, rate), in the order of the rule
 }
 SLOW = ((240, 3e-4), (240, 6e-4), (240, 1e-3))  # of 200 layers, with a warm-up of half the run
 ARCHS, SEEDS = ("branchnorm", "deepnorm"), (100, 101, 102)
-WARMUP = 40  # updates, of all candidates but the slow ones
+WARMUP = 40  # updates, of all candidates but the slow ones; the former default
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,7 @@ class Candidate:
 
     def make(self, arch: str, seed: int, runs: Path) -> None:
         """Train one run, and add it to the ledger."""
-        axes = [f"arch={arch}", f"depth={self.depth}", f"seed={seed}", f"lr={self.rate:g}"]
-        if self.warmup != WARMUP:
-            axes.append(f"warmup={self.warmup}")
+        axes = [f"arch={arch}", f"depth={self.depth}", f"seed={seed}", f"lr={self.rate:g}", f"warmup={self.warmup}"]
         folder = runs / (f"{self.updates}" if self.depth == 200 else f"{self.depth}-{self.updates}")
         where = ["--steps", str(self.updates), "--out", str(folder), "--ledger", str(LEDGER)]
         subprocess.run([sys.executable, "-m", "stabilitylab", "sweep", "--grid", *axes, *where], check=True)

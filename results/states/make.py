@@ -39,7 +39,7 @@ COURSE = ("cell", "seed", "step", "nll", "accuracy")
 def config(cell: Cell, seed: int, data: Path) -> Config:
     settings = [f"model.arch={cell.arch}", f"train.seed={seed}", f"data.seed={seed}", f"train.steps={UPDATES}"]
     settings += [*(f"data.{key}={value}" for key, value in multi30k(data).items()), 'probes.names=["none"]']
-    return resolve(parse_set([*settings, *cell.settings]), depth=cell.layers)
+    return resolve(parse_set([*settings, "train.warmup=40", *cell.settings]), depth=cell.layers)
 
 
 def course(run: Run, after: int) -> list[tuple[int, float, float]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config import resolve
 from ..labels import label
-from .recipe import CONTROLS, Experiment, Recipe, Settings, name_of, probing, slug
+from .recipe import CONTROLS, Experiment, Recipe, Settings, figure_config, name_of, probing, slug
 
 RAMP = 0.04  # of the run: warm-up, and BranchNorm's T (the paper's 4,000 of 100,000 updates)
 POST, SMALL, DEEP, BRANCH = ARMS = ("postln gain=1", "branchnorm T=1", "deepnorm", "branchnorm")
@@ -216,7 +216,7 @@ def growths(ask: Recipe) -> Iterator[Experiment]:
 
 
 def deepest(ask: Recipe) -> Iterator[Experiment]:
-    """Trains 100L-100L with the default recipe of 160 updates: two rates, and T = 1, 4 % and 60 % of the run. T = 1
+    """Trains 100L-100L with the recipe of figures (160 updates): two rates, and T = 1, 4 % and 60 % of the run. T = 1
     asks whether DeepNorm's initialisation needs a ramp beside it at all."""
     for seed in ask.seeds or SEEDS:
         for rate in DEEPEST_RATES:
@@ -226,7 +226,7 @@ def deepest(ask: Recipe) -> Iterator[Experiment]:
                     "data": {"seed": seed},
                     "train": {"seed": seed, "lr": rate},
                 }
-                config = resolve(probing(), ask.settings, own)
+                config = figure_config(probing(), ask.settings, own)
                 yield Experiment(name_of(config, f"lr{rate:g}", f"T{T}"), config)
 
 

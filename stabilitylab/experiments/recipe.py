@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..config import Config, merge, resolve, stack_of
+from ..config import Config, merge, recipe_of, resolve, stack_of
 from ..labels import label
 
 Kind = Literal["train", "onestep"]
 Scale = Literal["tiny", "h200", "paper"]
 Settings = Mapping[str, Any]
 SEEDS = (3, 4, 5, 6, 7)
+SHORT = {"train": {"steps": 160, "warmup": 40}}  # of figures' runs at the size of "tiny" that name nothing else
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,20 @@ class Recipe:
                         "data": {"seed": seed},  # the order of batches is part of a seed, and the same for all archs
                         "train": {"seed": seed},
                     }
-                    config = resolve(*settings, self.settings, axes or {}, own)
+                    config = figure_config(*settings, self.settings, axes or {}, own)
                     yield Experiment(name_of(config, *([tag] if tag else [])), config, kind)
+
+
+def figure_config(*layers: Settings) -> Config:
+    """Resolve the configuration of a run for a figure.
+
+    It is that of ``layers`` over what the paper of the architecture requires; with the preset "tiny" over
+    :data:`SHORT` too, the recipe of the committed runs, which is shorter than that of ``stabilitylab probe``.
+    """
+    merged = merge(*layers)
+    if merged.get("preset", "tiny") != "tiny":
+        return resolve(merged)
+    return resolve(SHORT, recipe_of(merged.get("model", {}).get("arch", "")), merged)
 
 
 def sides(stack: Any, layers: int) -> dict[str, int]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..arch_notes import built_in
-from ..config import depth_layers, merge, resolve, stack_of
+from ..config import depth_layers, merge, stack_of
 from ..errors import UsageError
-from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, name_of, probing
+from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, figure_config, name_of, probing
 
 # Those of the papers' tables first, then what is used to the same end today: the order of their ranks.
 SCHEMES = tuple(note.name for note in built_in())
@@ -48,5 +48,5 @@ def table_runs(
                     "data": {"seed": seed},
                     "train": {"seed": seed},
                 }
-                config = resolve(common, own)
+                config = figure_config(common, own)
                 yield Experiment(name_of(config), config)

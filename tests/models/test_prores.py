@@ -148,5 +148,5 @@ def test_a_tiny_run_opens_its_layers_within_a_fifth_of_its_updates() -> None:
     def of(**sections: Any) -> int:
         return resolve({"model": {"arch": "preln", "prores": "linear", **sections}}, depth=8).model.prores_T
 
-    assert (of(), of(prores_T=1000)) == (8, 1000)  # 160 updates, 4 layers a side
+    assert (of(), of(prores_T=1000)) == (12, 1000)  # 240 updates, 4 layers a side
     assert resolve({"preset": "small", "model": {"arch": "preln", "prores": "linear"}}, depth=8).model.prores_T == 1000

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from made_verdict import made_verdict
 
-from stabilitylab.config import Config, merge, resolve
+from stabilitylab.config import Config
+from stabilitylab.experiments.recipe import figure_config
 from stabilitylab.labels import label
 from stabilitylab.probes import PROBES
 from stabilitylab.reports.collection import Runs
@@ -23,10 +24,10 @@ Values = Callable[[int, Row], float | Sequence[float]]  # of a step and a place;
 
 def by_protocol(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """Resolved, with a T of 4 % of the updates where ``settings`` name none."""
-    config = resolve(merge(base, settings))
+    config = figure_config(base, settings)
     if "T" in settings.get("model", {}):
         return config
-    return resolve(merge(base, settings, {"model": {"T": max(2, round(0.04 * config.train.steps))}}))
+    return figure_config(base, settings, {"model": {"T": max(2, round(0.04 * config.train.steps))}})
 
 
 def sublayer_rows(layers: int, stacks: Sequence[str] = ("encoder", "decoder")) -> list[Row]:

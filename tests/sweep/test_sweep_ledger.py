@@ -56,8 +56,8 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
     cell = cell_of(Run.open(job.path))
     assert {*cell} == {*COLUMNS}
     text = {key: cell[key] for key in ("label", "arch", "layers", "seed", "steps", "lr", "warmup", "T", "step")}
-    assert text == {"label": "branchnorm", "arch": "branchnorm", "layers": "2", "seed": "9", "steps": "160",
-                    "lr": "0.001", "warmup": "40", "T": "7", "step": "160"}  # fmt: skip
+    assert text == {"label": "branchnorm", "arch": "branchnorm", "layers": "2", "seed": "9", "steps": "240",
+                    "lr": "0.001", "warmup": "120", "T": "7", "step": "160"}  # fmt: skip
     assert cell["settings"] == "model.d_model=32 data.seed=0"
     assert cell["data"].startswith("text:a.de@")
     assert (cell["state"], cell["verdict"], cell["nll_gap"], cell["accuracy_gap"]) == (
