@@ -55,8 +55,9 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # Sums are taken in another order there, in both runs of a test of two; tests/conftest.py refuses to start where torch
-# does not follow. One set besides that of make test, all of them with EVERY=1.
+# does not follow. One set besides that of make test, without the long tests; all of both with EVERY=1.
 SETS ?= avx2 default
+NUMERICAL := tests/probes tests/models tests/train
 
 test-sets: $(VENV)/.dev
 	@set -e; for set in $(SETS); do \
@@ -64,8 +65,7 @@ test-sets: $(VENV)/.dev
 	    echo "$$set is what make test runs under here"; continue; \
 	  fi; \
 	  echo "under ATEN_CPU_CAPABILITY=$$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not two_runs" tests/probes tests/models; \
-	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow and not two_runs" tests/train; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not two_runs$(if $(EVERY),, and not slow)" $(NUMERICAL); \
 	  [ -n "$(EVERY)" ] || break; \
 	done
 

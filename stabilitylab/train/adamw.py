@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,21 @@ CAPTURE_CHECK = next(
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
     if hasattr(torch.optim.Optimizer, name)
 )
+
+
+def _direct(name: str) -> Any:
+    """Return the method of torch's optimizers without the import of torch._dynamo (1.5 s) with which it begins.
+
+    The import keeps the method out of compiled code; there is none before something else has imported torch._dynamo.
+    """
+    guarded = getattr(torch.optim.AdamW, name)
+    plain = getattr(guarded, "__wrapped__", guarded)
+
+    @functools.wraps(plain)
+    def method(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        return (guarded if "torch._dynamo" in sys.modules else plain)(self, *args, **options)
+
+    return method
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,11 @@ class LeanAdamW(torch.optim.AdamW):
     CUDA graph; ``lr`` is then a 0-dim tensor on the device. DTensors (FSDP2) are not supported, nor a ``GradScaler``
     that unscales inside the step: unscale the gradients before the step.
     """
+
+    add_param_group = _direct("add_param_group")
+    zero_grad = _direct("zero_grad")
+    state_dict = _direct("state_dict")
+    load_state_dict = _direct("load_state_dict")
 
     def __init__(
         self,

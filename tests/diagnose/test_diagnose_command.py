@@ -30,7 +30,7 @@ def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> 
 def test_a_run_that_ends_within_a_collapse_is_open(run) -> None:
     """This one recovers by update 1,700; at 120 nobody can tell."""
     model = ["--arch", "branchnorm", "--depth", "8", "--seed", "2"]
-    path = run("probe", *model, "--steps", "120", *QUICK, *TINY)[1].strip()
+    path = run("probe", *model, "--steps", "120", "--set", "train.warmup=40", *QUICK, *TINY)[1].strip()
     code, out, err = run("diagnose", path, "--fail")
     assert (code, err) == (0, "")
     assert "the rank collapse of the decoder may pass" in " ".join(out.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,28 @@ def test_a_captured_update_follows_its_rate() -> None:
         ordinary.step()
     assert torch.allclose(one, other, rtol=1e-6, atol=0)
     assert float(lean.state[one]["step"]) == 3
+
+
+WITHOUT_COMPILER = """
+import sys
+from stabilitylab import cli
+sys.argv = ["stabilitylab", *{arguments!r}]
+try:
+    cli.main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch._dynamo" not in sys.modules, "torch's compiler was imported"
+"""
+
+
+@pytest.mark.slow
+def test_a_run_and_its_resumption_do_not_wait_for_torchs_compiler(tmp_path: Path) -> None:
+    """The import of torch._dynamo takes as long as that of torch."""
+    for arguments in (
+        ["probe", "--depth", "2", "--steps", "2", "--quiet", "--name", "a"],
+        ["probe", "--resume", "runs/a", "--steps", "3", "--quiet"],
+        ["onestep", "--depth", "2", "--quiet"],
+    ):
+        code = WITHOUT_COMPILER.format(arguments=arguments)
+        ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{arguments}: {ended.stderr}"
