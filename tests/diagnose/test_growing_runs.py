@@ -23,7 +23,7 @@ from stabilitylab.store import Run
 from stabilitylab.store.reader import of_snapshots
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = int(os.environ.get("PAGES", "10"))
+PAGES = int(os.environ.get("PAGES", "6"))
 WRITER = ROOT / "tests" / "store" / "growing_writer.py"
 
 
@@ -102,7 +102,7 @@ def test_a_growing_run_is_diagnosed_again_and_again(growing: Path, run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(36 * PAGES)
+@pytest.mark.timeout(60 * PAGES)
 def test_the_page_of_a_growing_run_is_written_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ``report --watch``, without the rest between two pages; resumed less often than a page takes. Every page reads
     a longer run than the one before it; ``PAGES=200`` writes as many as were once written by hand."""
