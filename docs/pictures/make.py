@@ -1,10 +1,11 @@
 """The pictures of README.md and docs: a recording of the live panel (SVG), screenshots of pages (PNG), the gallery.
 
     python docs/pictures/make.py             # all of them
-    python docs/pictures/make.py gallery     # or some: panel, pages, gallery
+    python docs/pictures/make.py gallery     # or some: panel, pages, demo, gallery
 
 The panel is recorded while a 200-layer Post-LN trains for a few updates, the gallery is of a BranchNorm trained for it,
-and each page is that of the program which README.md or a tutorial shows. The screenshots need a Chromium.
+each page is that of the program which README.md or a tutorial shows, and the demo is the page of ``make demo``. The
+screenshots need a Chromium, the demo ten minutes of two cores.
 """
 
 from __future__ import annotations
@@ -95,25 +96,39 @@ def gallery(folder: Path) -> list[Path]:
 def page(source: Path, calls: Sequence[Sequence[str]], size: tuple[int, int], path: Path) -> Path:
     """Runs the first long Python block of ``source``, once for each of ``calls`` (its arguments), and writes what is
     seen first of the page about these runs."""
-    from browser import Browser
-
     programs = re.findall(r"^```python\n(.*?)^```$", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(programs[0], encoding="utf-8")
         for arguments in calls:
             subprocess.run([sys.executable, "train.py", *arguments], cwd=folder, check=True)
-        with contextlib.chdir(folder):  # so that sentences name the run as a reader's own page does
-            built = build(Path("runs"), Path("report"), figures=[])
-        browser = Browser()
-        try:
-            browser.open(folder / built.page, width=size[0], height=size[1], everything=False)
-            browser.run("await until(() => $$('.tower').length); await wait(1500);")
-            shot = browser.shoot(folder / "page.png")
-        finally:
-            browser.close()
-        with Image.open(shot) as image:
-            image.convert("RGB").save(path, optimize=True)
+        return shot(folder, size, path)
+
+
+def demo(path: Path) -> Path:
+    """Makes the runs of ``make demo``, and writes what is seen first of their page."""
+    makefile = (HERE.parents[1] / "Makefile").read_text(encoding="utf-8")
+    (sweep,) = re.findall(r"/stabilitylab (sweep --grid .*) --jobs", makefile)
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run([sys.executable, "-m", "stabilitylab", *sweep.split(), "--jobs", "2"], cwd=name, check=True)
+        return shot(Path(name), (1400, 940), path)
+
+
+def shot(folder: Path, size: tuple[int, int], path: Path) -> Path:
+    """Writes what is seen first of the page about the runs in ``folder/runs``."""
+    from browser import Browser
+
+    with contextlib.chdir(folder):  # so that sentences name the run as a reader's own page does
+        built = build(Path("runs"), Path("report"), figures=[])
+    browser = Browser()
+    try:
+        browser.open(folder / built.page, width=size[0], height=size[1], everything=False)
+        browser.run("await until(() => $$('.tower').length); await wait(1500);")
+        seen = browser.shoot(folder / "page.png")
+    finally:
+        browser.close()
+    with Image.open(seen) as image:
+        image.convert("RGB").save(path, optimize=True)
     return path
 
 
@@ -126,7 +141,12 @@ def pages() -> list[Path]:
 
 
 if __name__ == "__main__":
-    parts = {"panel": lambda: [panel(HERE / "panel.svg")], "pages": pages, "gallery": lambda: gallery(HERE)}
+    parts = {
+        "panel": lambda: [panel(HERE / "panel.svg")],
+        "pages": pages,
+        "demo": lambda: [demo(HERE / "demo.png")],
+        "gallery": lambda: gallery(HERE),
+    }
     if unknown := [name for name in sys.argv[1:] if name not in parts]:
         sys.exit(f"no pictures {unknown[0]!r}: there are {', '.join(parts)}")
     for name in sys.argv[1:] or parts:

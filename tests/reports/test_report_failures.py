@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from stabilitylab.reports import (
     figures,
 )
 from stabilitylab.reports.claims import CLAIMS, claim
-from stabilitylab.reports.page import live
+from stabilitylab.reports.page import live, press
 from stabilitylab.store import RunWriter
 
 assert figures
@@ -230,6 +232,33 @@ def test_a_run_that_is_resumed_while_the_report_is_made_is_read_again(monkeypatc
     page, _ = live.write([tmp_path / "runs"], tmp_path / "live", 1.0)
     assert seen == [3, 1]
     assert "Not readable" not in page.read_text()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.usefixtures("unprinted")
+def test_what_no_other_process_prints_this_one_prints(register, monkeypatch, tmp_path: Path, begun: bool) -> None:
+    """As in a program from standard input, for which Python starts no process: the first figure finds that out."""
+
+    class Broken(Executor):
+        def submit(self, *_: object) -> Future[None]:
+            error = BrokenProcessPool("ended abruptly")
+            if not begun:
+                raise error
+            lost: Future[None] = Future()
+            lost.set_exception(error)
+            return lost
+
+    some_runs(tmp_path / "runs")
+    monkeypatch.setattr(press, "ProcessPoolExecutor", lambda *_: Broken())
+    register("made:1", lambda runs: picture())
+    built = build.build(tmp_path / "runs", tmp_path / "report", figures=["made:1"])
+    assert built.failed == []
+    assert {path.suffix for path in (tmp_path / "report" / "figures").glob("made-1.*")} >= {
+        ".png",
+        ".pdf",
+        ".svg",
+        ".csv",
+    }
 
 
 def test_an_error_in_words() -> None:

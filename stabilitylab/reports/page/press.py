@@ -6,7 +6,10 @@ import logging
 import multiprocessing
 import os
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,9 @@ class Press:
     """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time. A figure
     whose files stand and whose picture has not changed is not printed again.
 
+    This process prints what the others cannot: Python starts none for a program that is read from standard input, and
+    the system may end one for want of memory.
+
     A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
     """
 
@@ -42,7 +48,7 @@ class Press:
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn)
         self._printed = Printed(self._folder)
-        self._printing: list[tuple[PageSection, Future[Any] | None]] = []
+        self._printing: list[tuple[PageSection, Callable[[], None], Future[Any] | None]] = []
         self._fresh: dict[str, tuple[str, str, list[Path]]] = {}  # id -> what the list of printed figures gets
 
     def __enter__(self) -> Press:
@@ -62,19 +68,30 @@ class Press:
         files = files and not self._printed.stands(name, own, paths.values())
         if files:
             self._fresh[id] = name, own, [*paths.values()]
+        work = partial(quietly, picture, self._folder, name, title, source)
         with undisturbed():  # a process that prints ends its figure, and then it is told
-            printing = self._workers.submit(quietly, picture, self._folder, name, title, source) if files else None
-            self._printing.append((section, printing))
+            self._printing.append((section, work, self._begun(work) if files else None))
+
+    def _begun(self, work: Callable[[], None]) -> Future[Any]:
+        try:
+            return self._workers.submit(work)
+        except BrokenProcessPool as error:
+            lost = Future[Any]()
+            lost.set_exception(error)
+            return lost
 
     def printed(self) -> tuple[list[PageSection], list[tuple[PageSection, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
 
         Raises OSError where the files cannot be written."""
         done, failed = [], []
-        for section, printing in self._printing:
+        for section, work, printing in self._printing:
             try:
                 if printing is not None:
-                    printing.result()
+                    try:
+                        printing.result()
+                    except BrokenProcessPool:
+                        work()
                     self._printed.note(*self._fresh[section.id])
                 done.append(section)
             except OSError:
