@@ -19,9 +19,8 @@ from stabilitylab import cli
 from stabilitylab.commands import COMMANDS
 
 torch.set_num_threads(1)
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # of the processes that tests start: more threads than cores wait for each other
+# Of the processes that tests start, too: more threads than cores wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LONG = 600.0  # seconds
 SYNC = os.fsync

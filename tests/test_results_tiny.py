@@ -185,7 +185,7 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     runs = [protocol.run(arm, 2, 3, 1e-3, 60, protocol.WITH_LAYERS, small) for arm in (protocol.BRANCH, protocol.DEEP)]
     ledger = Ledger(tmp_path / "ledger.csv")
     for _ in range(2):  # the second call finds all
-        make.make(runs, tmp_path / "runs", ledger, (*make.COMPARED, keep.reading))
+        make.make(runs, tmp_path / "runs", ledger, (*make.COMPARED, *make.THIRD))
     made = [Run.open(tmp_path / "runs" / run.name) for run in runs]
     rows = pd.read_csv(tmp_path / "sentences.csv", dtype=str).iloc[:, len(keep.WHICH) :].astype(float).to_numpy()
     assert rows.shape == (3, 20)
@@ -202,6 +202,18 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     last = made[0].frame("cosine_similarity", by="layer").query("step == 60 and stack_name == 'decoder'")
     own = layers.query("arm == 'branchnorm' and step == 60 and stack_name == 'decoder'")
     assert own["cosine"].tolist() == pytest.approx(last["raw"].tolist(), rel=1e-5)
+    activity = pd.read_csv(tmp_path / "activity.csv").query("arm == 'deepnorm'").set_index("step")
+    blocks = made[1].frame("activation_sparsity")
+    for step, own in activity.iterrows():
+        of_decoder = blocks[(blocks["step"] == step) & (blocks["stack_name"] == "decoder")]
+        assert own["decoder"] == pytest.approx(of_decoder["nonzero_fraction"].mean(), rel=1e-5)
+    assert activity.index.tolist() == sorted({*blocks["step"]})
+    shares = pd.read_csv(tmp_path / "shares.csv").query(
+        "arm == 'branchnorm' and stack_name == 'decoder' and layer == 2"
+    )
+    norms = made[0].frame("branch_variance").query("step == 60 and stack_name == 'decoder' and layer == 2")
+    assert len(norms) == 3
+    assert shares["share"].tolist() == pytest.approx([(norms["branch"] / norms["total"]).mean()], rel=1e-5)
     source = pd.read_csv(tmp_path / "source.csv")
     assert source["own"].tolist() == pytest.approx([run.metrics["validation_nll"].iloc[-1] for run in made], rel=1e-5)
     assert source["other"].tolist() == pytest.approx([with_other_sources(run) for run in made], rel=1e-5)

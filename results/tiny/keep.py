@@ -73,6 +73,24 @@ def layers(run: Run, out: Path) -> None:
     _append(out / "layers.csv", ("step", "stack_name", "layer", "cosine", "nonzero_fraction"), run, rows)
 
 
+def activity(run: Run, out: Path) -> None:
+    """``activity.csv``: the share of activations that are not 0, the mean over the layers of each stack, at every
+    row."""
+    data = run.frame("activation_sparsity", columns=["nonzero_fraction"], by="layer")
+    means = data.pivot_table("nonzero_fraction", "step", "stack_name", aggfunc="mean").reset_index()
+    rows = means[["step", "encoder", "decoder"]].itertuples(index=False, name=None)
+    _append(out / "activity.csv", ("step", "encoder", "decoder"), run, rows)
+
+
+def shares(run: Run, out: Path) -> None:
+    """``shares.csv``: beta_ii^2 of every layer after training: the branch's share of the variance of the norm's input,
+    the mean over the layer's sub-layers."""
+    data = run.frame("branch_variance", columns=["branch", "total"])
+    data = data[data["step"] == data["step"].max()]
+    own = (data["branch"] / data["total"]).groupby([data["stack_name"], data["layer"]]).mean().reset_index()
+    _append(out / "shares.csv", ("stack_name", "layer", "share"), run, own.itertuples(index=False, name=None))
+
+
 def beginning(run: Run, out: Path) -> None:
     """``beginning.csv``: gradient norm of all parameters and of those outside the branches, and training loss, of
     every row."""

@@ -92,9 +92,10 @@ def second(where: str, experiments: Callable[[Recipe], Runs], *keeping: Keep) ->
 
 
 COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences, keep.source, keep.collapse)
+THIRD: Sequence[Keep] = (keep.reading, keep.layers, keep.sentences, keep.activity, keep.shares)
 FLICKR = "test_2016_flickr"
 PARTS = {
-    "judged": Part("tiny/judged", judged, (keep.reading, keep.layers, keep.sentences), "third", FLICKR),
+    "judged": Part("tiny/judged", judged, THIRD, "third", FLICKR),
     "half": Part("tiny/half", half, (keep.reading,), "half", FLICKR),
     "map": Part("tiny/map", map_of_collapse, (keep.reading_course,), "map"),
     "searched-ramps": Part("tiny/searched-ramps", searched_ramps, (keep.reading,), "searched-ramps"),
