@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,7 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     norms = made[0].frame("branch_variance").query("step == 60 and stack_name == 'decoder' and layer == 2")
     assert len(norms) == 3
     assert shares["share"].tolist() == pytest.approx([(norms["branch"] / norms["total"]).mean()], rel=1e-5)
+    assert_made_again(runs, made, tmp_path)
     source = pd.read_csv(tmp_path / "source.csv")
     assert source["own"].tolist() == pytest.approx([run.metrics["validation_nll"].iloc[-1] for run in made], rel=1e-5)
     assert source["other"].tolist() == pytest.approx([with_other_sources(run) for run in made], rel=1e-5)
@@ -224,6 +226,45 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
         own = said[said["arm"] == label].dropna(subset="stack")
         assert own["begun"].tolist() == [event.step for event in events]
         assert own["severity"].tolist() == [event.severity for event in events]
+
+
+def assert_made_again(runs: Sequence[Experiment], made: Sequence[Run], folder: Path) -> None:
+    """The runs of the tables in ``folder`` have the numbers and verdicts of those that were kept."""
+    import again
+
+    kept = again.Kept(folder)
+    for one, run in zip(runs, made, strict=True):
+        line = kept.line(one)
+        assert line is not None
+        for name, probes in (("layers", again.layer_probes), ("activity", again.stack_probes)):
+            again.write(one, kept, line, [each for each in probes(kept, line) if each is not None], folder / name)
+        new = Run.open(folder / "layers" / one.name)
+        assert new.verdict is not None
+        assert dataclasses.replace(new.verdict, reason=run.verdict.reason) == run.verdict
+        for table, column in (("cosine_similarity", "raw"), ("activation_sparsity", "nonzero_fraction")):
+            keys = ["stack_name", "layer"]
+            pair = [one.frame(table, by="layer").query("step == 60").set_index(keys)[column] for one in (run, new)]
+            assert pair[1].to_dict() == pytest.approx(pair[0].to_dict(), rel=1e-5)
+        for column in ("held_out_nll", "source_worth", "validation_nll"):
+            pair = [one.metrics[column].dropna().tolist() for one in (run, new)]
+            assert pair[1] == pytest.approx(pair[0], rel=1e-5)
+        norms = (each.frame("branch_variance").query("step == 60") for each in (run, new))
+        shares = [(own["branch"] / own["total"]).groupby([own["stack_name"], own["layer"]]).mean() for own in norms]
+        assert shares[1].to_dict() == pytest.approx(shares[0].to_dict(), rel=1e-5)
+        course = [one.frame("activation_sparsity").groupby(["step", "stack_name"])["nonzero_fraction"].mean()
+                  for one in (run, Run.open(folder / "activity" / one.name))]  # fmt: skip
+        assert course[1].to_dict() == pytest.approx(course[0].to_dict(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_claims_of_the_third_comparison_are_those_of_its_tables() -> None:
+    import again
+
+    known = pd.read_csv(HERE / "third" / "claims.csv", dtype={"layers": str})
+    found = pd.DataFrame(again.judged(again.Kept()), columns=again.COLUMNS)
+    words, numbers = ["layers", "claim", "verdict", "role", "effect", "n"], ["mean", "low", "high"]
+    assert found[words].to_numpy().tolist() == known[words].to_numpy().tolist()
+    np.testing.assert_allclose(found[numbers].astype(float), known[numbers], rtol=1e-5, atol=1e-9)
 
 
 def test_a_table_takes_no_rows_of_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from page_blocks import table
 from sources import collapse, growths, lower, of_ramps, reading, source, span
 
 from stabilitylab.experiments import protocol
+from stabilitylab.reports import CLAIMS
 from stabilitylab.reports.statistics import t_interval
 
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md", "docs/ledger.md"))
@@ -193,10 +194,20 @@ def third_losses() -> list[str]:
     return table((*first, loss, "95 %", minus, "95 %", *last), rows)
 
 
+def third_claims() -> list[str]:
+    """What the third comparison says about the claims on trained models, at each depth that is complete (again.py)."""
+    data = pd.read_csv(judge.TABLES / "claims.csv", dtype={"layers": str})
+    rows = []
+    for row in data[data["role"] == "primary"].to_dict("records"):
+        found = f"{row['effect']}: {row['mean']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
+        rows.append((row["claim"], CLAIMS[row["claim"]].sentence, row["layers"], found, row["n"], row["verdict"]))
+    return table(("claim", "says", "layers a side", "measured", "n", "by its rule"), rows)
+
+
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "third": third,
-    "third_losses": third_losses, "third_answers": third_answers,
+    "third_losses": third_losses, "third_claims": third_claims, "third_answers": third_answers,
     "searched_ramps": searched_ramps.block, "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),

@@ -195,15 +195,15 @@ class Record:
         return self.remember("metrics as a frame", lambda: self.run.metrics, keep=True)
 
     def held_out(self) -> Frame:
-        """Reads step, held_out_nll, held_out_accuracy where they were measured."""
+        """Reads step and held_out_nll where the held-out batch was measured."""
         return self.remember("held out", self._held_out)
 
     def _held_out(self) -> Frame:
         import pandas as pd  # here, as whoever lists the runs of a figure reads this module too
 
-        columns = ["step", "held_out_nll", "held_out_accuracy"]
-        present = [column for column in columns if column in self.metrics]
-        return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)
+        columns = ["step", "held_out_nll"]
+        known = "held_out_nll" in self.metrics
+        return self.metrics.loc[:, columns].dropna() if known else pd.DataFrame(columns=columns)
 
     @property
     def last_nll(self) -> float:
