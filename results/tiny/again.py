@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ DATA = {"source": "text:train.de.gz,train.en.gz", "valid": "test_2016_flickr.de.
 STACKS = ("encoder", "decoder")
 COMPARED = (protocol.SMALL, protocol.DEEP, protocol.BRANCH)  # the arms of these claims
 CLAIMED = {"layers": ("C37", "C41", "C42", "C43", "C47"), "activity": ("C44",)}  # by what their runs hold
-COLUMNS = ("layers", "claim", "verdict", "role", "effect", "mean", "low", "high", "n")
+COLUMNS = ("layers", "claim", "verdict", "role", "effect", "mean", "low", "high", "n", "p", "why")
 METRICS, EVIDENCE = "metrics.", "evidence."
 
 
@@ -185,11 +186,18 @@ def judged(kept: Kept) -> Iterator[tuple[Any, ...]]:
             for probes, ids in CLAIMED.items():
                 runs = Runs.load(Path(folder) / probes)
                 for id in ids:
-                    found = judge(CLAIMS[id], runs)
-                    for effect in found.effects:
-                        numbers = (f"{effect[name]:.6g}" for name in ("mean", "low", "high"))
-                        first = (" and ".join(map(str, depths)), id, found.verdict, effect["role"], effect["effect"])
-                        yield (*first, *numbers, effect["n"])
+                    yield from effects(" and ".join(map(str, depths)), judge(CLAIMS[id], runs))
+
+
+def effects(layers: str, found: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a judgement at ``layers`` a side. A claim that cannot be tested has a row that says why."""
+    first = (layers, found.claim.id, found.verdict)
+    if found.why:
+        yield (*first, "primary", *[""] * 6, found.why)
+    for effect in found.effects:
+        numbers = (f"{effect[name]:.6g}" for name in ("mean", "low", "high"))
+        p = "" if math.isnan(effect["p"]) else f"{effect['p']:.6g}"
+        yield (*first, effect["role"], effect["effect"], *numbers, effect["n"], p, "")
 
 
 def main() -> None:

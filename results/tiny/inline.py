@@ -6,10 +6,9 @@ import re
 
 import collapse_map
 import judge
-import pandas as pd
 import questions
 import verdicts
-from cells import HERE, losses
+from cells import losses
 from sources import NOTHING, of_comparison, reading
 
 from stabilitylab.experiments import protocol
@@ -51,8 +50,7 @@ def value(name: str) -> str:
 
 
 def _effect(claim: str, digits: int) -> str:
-    data = pd.read_csv(HERE / "claims.csv").set_index("id")
-    row = data[data["effect_role"] == "primary"].loc[claim]
+    row = verdicts.ledger().loc[claim]
     mean, low, high = (_short(float(row[f"effect_{end}"]), digits) for end in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 

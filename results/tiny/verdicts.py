@@ -1,7 +1,8 @@
 """The ledger of claims as tables: one a stage of the runs, and the verdicts that were withdrawn.
 
 A verdict on trained models is withdrawn where models ignore their source: it describes language models then, and the
-claim is about translators. ``MODELS`` names the trained models that such a verdict compares.
+claim is about translators. ``MODELS`` names the trained models that such a verdict compares. When the third comparison
+is complete at both depths, its judgements (again.py) take the place of those of the same claims.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from sources import NOTHING, of_comparison, of_growths, of_ramps, reading
 
 from stabilitylab.experiments import protocol
 from stabilitylab.reports import CLAIMS
+from stabilitylab.reports.statistics import holm
 
 Rows = Callable[[pd.DataFrame], pd.Series]
 START, EARLY, TRAINED = "initialisation", "first updates", "after training"  # the stages of claims
 NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"  # in claims.csv
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
 DECIDED = ("reproduced", "contradicted", "not reproduced", "inconclusive")
+AGAIN, BOTH = HERE / "third" / "claims.csv", "6 and 18"  # layers a side
+LEVEL = 0.025  # of each end of a 95 % interval
 
 
 def _pair(data: pd.DataFrame) -> pd.Series:
@@ -47,16 +51,49 @@ MODELS: Mapping[str, Rows] = {
 
 @cache
 def ledger() -> pd.DataFrame:
-    """One row a claim of claims.csv, its primary effect where it has one."""
+    """One row a claim, its primary effect where it has one."""
     data = pd.read_csv(HERE / "claims.csv").astype(object)
     data = data.where(data.notna(), None)
     own = data[(data["effect_role"] == "primary") | data["why"].notna()].drop_duplicates("id").set_index("id")
-    return own.assign(stage=[CLAIMS[str(id)].stage for id in own.index]).sort_index()
+    own = own.assign(stage=[CLAIMS[str(id)].stage for id in own.index]).sort_index()
+    return _corrected(_renewed(own))
+
+
+@cache
+def judged_again() -> pd.DataFrame:
+    """The primary effects of the claims that the third comparison judges at both depths; none before it is complete."""
+    data = pd.read_csv(AGAIN, dtype={"layers": str}).astype(object)
+    data = data.where(data.notna(), None)
+    return data[(data["layers"] == BOTH) & (data["role"] == "primary")].set_index("claim")
+
+
+def _renewed(own: pd.DataFrame) -> pd.DataFrame:
+    """``own`` with the judgements of the third comparison in the place of those before."""
+    own = own.copy()
+    for id, new in judged_again().iterrows():
+        own.loc[id, ["verdict", "why"]] = new[["verdict", "why"]].to_numpy()
+        for name in ("effect", "mean", "low", "high", "n", "p"):
+            own.loc[id, f"effect_{name}"] = new[name]
+    return own
+
+
+def _corrected(own: pd.DataFrame) -> pd.DataFrame:
+    """``own`` with Holm's correction over the published claims of each paper: a claim that was not tested has p = 1."""
+    own = own.copy()
+    published = own[own["kind"] == "published"]
+    for _, claims in published.groupby("paper"):
+        p_values = [
+            1.0 if why or p is None else float(p) for why, p in zip(claims["why"], claims["effect_p"], strict=True)
+        ]
+        for id, adjusted in zip(claims.index, holm(p_values), strict=True):
+            is_decided = own.loc[id, "verdict"] in DECIDED[:3]
+            own.loc[id, "survives"] = adjusted < LEVEL if is_decided else None
+    return own
 
 
 def ignoring(id: str) -> tuple[int, int]:
     """Return how many of the models that a claim compares ignore their source, and how many models there are."""
-    if id not in MODELS:
+    if id not in MODELS or id in judged_again().index:
         return 0, 0
     own = reading()[MODELS[id](reading())]
     return int((own["worth"] < NOTHING).sum()), len(own)
