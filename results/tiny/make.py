@@ -96,7 +96,7 @@ THIRD: Sequence[Keep] = (keep.reading, keep.layers, keep.sentences, keep.activit
 FLICKR = "test_2016_flickr"
 PARTS = {
     "judged": Part("tiny/judged", judged, THIRD, "third", FLICKR),
-    "half": Part("tiny/half", half, (keep.reading, keep.layers, keep.activity), "half", FLICKR),
+    "half": Part("tiny/half", half, (keep.reading,), "half", FLICKR),
     "map": Part("tiny/map", map_of_collapse, (keep.reading_course,), "map"),
     "searched-ramps": Part("tiny/searched-ramps", searched_ramps, (keep.reading,), "searched-ramps"),
     "main": second(folder("branchnorm:8"), protocol.main, *COMPARED),
