@@ -214,10 +214,10 @@ def watch(
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
     ``optimizer.step``.
 
-    - ``every``: the rows of the training pass, a number of updates or "log". ``update_every``: the rows of the
-      reference pass; by default those of ``every``.
+    - ``every``: the distance between rows of the training pass, a number of updates or "log". ``update_every``: the
+      same for the reference pass; by default that of ``every``.
     - ``reference``: a function that runs the model on a fixed batch. By default the first training batch is kept as the
-      reference, at rows "log" unless ``update_every`` is given. None: no reference pass.
+      reference, with ``update_every="log"`` unless ``update_every`` is given. None: no reference pass.
     - ``config``: any facts that you want to find again in the run.
     - ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate. It also gets aggregates of each row
       (:mod:`stabilitylab.trackers`).
@@ -313,12 +313,12 @@ def _alarm(given: object, on_alarm: Callable[[Alert], object] | None) -> Alarm |
     """Return the alarm for ``alarm=`` and ``on_alarm=``; None without one."""
     if isinstance(given, Alarm):
         if on_alarm is not None:
-            raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
+            raise UsageError("on_alarm belongs to the Alarm that alarm= gives: write alarm=Alarm(on_alarm=...).")
         return given
     if not isinstance(given, bool | str | Path):
         raise UsageError(
             "alarm= takes True, the name of a set of rules, the file of a calibrated alarm, or an Alarm, not "
-            f"{type(given).__name__}: Alarm(rules) has rules of yours."
+            f"{type(given).__name__}: for rules of your own, write alarm=Alarm(rules)."
         )
     if not (given or on_alarm):
         return None

@@ -21,34 +21,34 @@ from .stopping import Stopped
 INTERRUPTED = 130
 # click's own base class, which typer vendors from some version on
 CommandLineError: Any = typer.BadParameter.__mro__[2]
-BY_HAND = "stopped by Ctrl-C; nothing that was there is lost."
+BY_HAND = "stopped by Ctrl-C; no earlier result is lost."
 
 
 def main() -> None:
-    """Run the command line: errors of ours become one sentence on stderr and their exit code."""
+    """Run the command line. An error of ours becomes one sentence on stderr and its own exit code."""
     verbose = any(flag in sys.argv[1:] for flag in ("-v", "--verbose"))
     try:
         if any("\0" in argument for argument in sys.argv):
-            raise UsageError("an argument holds a NUL, which no path and no name does.")
+            raise UsageError("an argument holds a NUL character: remove it, since no path and no name can hold one.")
         arguments = without_plugins(sys.argv[1:])
         if instead := REPLACED.get(next(iter(arguments), "")):
             raise UsageError(f"'{arguments[0]}' is gone: {instead}")
         code = build()(args=arguments, standalone_mode=False)
-        if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
+        if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code, and commands that catch one return it
             code = _complain(BY_HAND, INTERRUPTED, False)
     except StabilityLabError as error:
         code = _complain(error, error.exit_code, verbose)
-    except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
+    except (KeyboardInterrupt, typer.Abort):  # other versions of typer raise these
         code = _complain(BY_HAND, INTERRUPTED, verbose)
     except Stopped as stop:
-        code = _complain(f"stopped by {stop}; what was there before is as it was.", 128 + stop.signal, False)
+        code = _complain(f"stopped by {stop}; the earlier files are unchanged.", 128 + stop.signal, False)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
     except MemoryError as error:
         told = str(error).strip() or "an allocation failed"
-        code = _complain(f"out of memory ({told}): give fewer or smaller runs, or a larger machine.", 5, verbose)
-    except OSError as error:  # no code explained it: a name that is too long, a folder for a file
+        code = _complain(f"out of memory ({told}): give fewer or smaller runs, or use a larger machine.", 5, verbose)
+    except OSError as error:  # not explained by other code: a name that is too long, a folder in place of a file
         named = shown(str(error.filename), 300) if error.filename else "a file"
         code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)
     except Exception as error:
@@ -89,7 +89,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="stabilitylab",
         cls=_Group,
-        help="Will a deep Transformer train, which layer breaks first, and why.",
+        help="Find out if a deep Transformer will train, which layer breaks first, and why.",
         epilog=EXIT_CODES,
         no_args_is_help=True,
         add_completion=False,
@@ -129,8 +129,9 @@ def _root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this module first, for the archs, probes, figures, detectors, signals, data sources and "
-            f"commands that it adds; before or after the command, repeatable, or in {PLUGINS}.",
+            help="Import this module first, and use the archs, probes, figures, detectors, signals, data sources and "
+            "commands that it adds. It may stand before or after the command, is repeatable, and may stand in the "
+            f"environment variable {PLUGINS} instead.",
         ),
     ] = None,
 ) -> None: ...

@@ -1,5 +1,5 @@
-"""Users' input: files of any kind and size, values of any length. Each is read within bounds or refused in one
-sentence."""
+"""Users' input: files of any kind and size, and values of any length. Each input is read within bounds, or refused in
+one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from .errors import InputError, UsageError, bounded
 
 CHUNK = 1 << 20
-SHOWN = 80  # a sentence shows so many letters of a value
+SHOWN = 80  # the most letters of a value that a sentence shows
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -93,4 +93,6 @@ def unpacked(path: Path, content: bytes, most: int, option: str) -> bytes:
 
 
 def _too_large(path: Path, what: str, most: int, option: str) -> InputError:
-    return InputError(f"{path} {what} more than {most / 1e6:g} MB: is it the right file? {option} raises the bound.")
+    return InputError(
+        f"{path} {what} more than {most / 1e6:g} MB: check that it is the right file ({option} raises the bound)."
+    )

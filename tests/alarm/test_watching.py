@@ -181,7 +181,7 @@ def test_rules_go_by_their_name(tmp_path: Path, run: Any) -> None:
 def test_what_is_no_alarm_is_refused(tmp_path: Path) -> None:
     """Rules without an Alarm around them would be taken for True, and never speak."""
     model = Loop().model
-    with pytest.raises(UsageError, match=r"alarm= takes True, .* not tuple: Alarm\(rules\)"):
+    with pytest.raises(UsageError, match=r"alarm= takes True, .* not tuple: .* write alarm=Alarm\(rules\)"):
         sl.watch(model, out=tmp_path / "a", alarm=RULES)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="on_alarm belongs to the Alarm"):
         sl.watch(model, out=tmp_path / "a", alarm=Alarm(RULES), on_alarm=print)
