@@ -21,7 +21,7 @@ from .signal import signal_of
 
 log = logging.getLogger("stabilitylab.alarm")
 
-REFRACTORY = 50  # rows in which a rule that spoke says nothing
+REFRACTORY = 50  # rows after an alert in which its rule is silent
 NOT_FINITE = "not finite"
 ADVICE = {
     "update": "lower the learning rate, or clip the update",
@@ -31,15 +31,15 @@ ADVICE = {
     "log_z": "the output's logits grow: add a z-loss, or weight decay on the output",
     "ln_input": "the residual stream grows: lower the learning rate, or add weight decay",
     "residual": "the residual stream grows: lower the learning rate, or add weight decay",
-    "headroom": "the rate is beyond the edge: lower it, or warm up longer",
-    "to_edge": "the rate is beyond the edge: lower it, or warm up longer",
+    "headroom": "the learning rate is above the edge of stability: lower it, or add warm-up steps",
+    "to_edge": "the learning rate is above the edge of stability: lower it, or add warm-up steps",
 }
 USUAL = "look at the batch first; else go back to a checkpoint and lower the learning rate, clip gradients, or skip it"
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One alarm: what, where, since when, how sure.
+    """One alarm: what was seen, where, since when, and how sure it is.
 
     ``since``: the first row of the unbroken series of rows whose score was above half the threshold. ``signal``: the
     signal that added most to the score, with its ``value`` and its ``place``. ``measured``: the rule's error rates,
@@ -94,7 +94,7 @@ class Alert:
     def _sure(self) -> str:
         if self.sure or self.measured is None:
             return self.sure or "its rate of false alarms is not known"
-        more = f", measured with {', '.join(self.lacking)} too, which this run has not" if self.lacking else ""
+        more = f", measured with {', '.join(self.lacking)} too, which this run did not record" if self.lacking else ""
         return self.measured.sentence + more
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def not_finite(step: int, metrics: Mapping[str, float | None]) -> list[Alert]:
         value = metrics.get(name)
         if value is not None and not math.isfinite(value):
             title = f"{name} is {value}"
-            advice = "run stabilitylab diagnose, which says where it came from, and go back to a checkpoint"
+            advice = "run stabilitylab diagnose, which says where the number came from, and go back to a checkpoint"
             return [Alert(step, NOT_FINITE, title, math.inf, math.inf, step, name, value, None, advice)]
     return []
 

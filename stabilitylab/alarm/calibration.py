@@ -253,9 +253,9 @@ class Calibration(FilePart):
 
 
 def refuse_file(path: Path) -> None:
-    """Raise UsageError for a file that exists, or a name that no alarm would take for a file."""
+    """Raise UsageError for a file that exists, or for a name that an alarm would take for the name of a rule set."""
     if path.suffix != SUFFIX:
-        raise UsageError(f"{path} must end in {SUFFIX}, by which an alarm tells a file from the name of a rule set.")
+        raise UsageError(f"{path} must end in {SUFFIX}: without it an alarm takes the name for that of a rule set.")
     if path.exists():
         raise UsageError(f"{path} exists: remove it, or choose another name.")
 

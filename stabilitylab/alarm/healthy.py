@@ -12,7 +12,7 @@ from .calibration import MAKE, RecordedTable
 from .recipe import one_line
 
 ILL = ("diverged", "stuck", "ignores its source")  # verdicts of runs that did not learn
-SHOWN = 6  # a sentence names so many runs
+SHOWN = 6  # the most runs that a sentence names
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
@@ -20,8 +20,8 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
     twice."""
     if not runs:
         raise UsageError(
-            "an alarm is calibrated with at least one healthy run: with k of them, at most 1 in k + 1 new healthy runs "
-            f"has a false alarm (4 runs: 1 in 5; 19 runs: 1 in 20): `{MAKE}`."
+            f"give at least one healthy run, as in `{MAKE}`: with k of them, at most 1 in k + 1 new healthy runs has a "
+            "false alarm (4 runs: 1 in 5; 19 runs: 1 in 20)."
         )
     seen: dict[str, Run] = {}
     for run in runs:

@@ -35,11 +35,12 @@ class Signal:
     - ``name``: what it is registered as. Its readings are BASE.KIND, where BASE is the name up to a point, if it has
       one: two signals may share a base if they have no kind in common.
     - ``table`` and ``column``: where its numbers stand; without a table ``column`` is a metric.
-    - ``take``: a function of the numbers, (places,), and their places, to those that count, with their places.
-    - ``kinds``: "z" (largest deviation from the past of its place), "drift" (largest mean of the last rows less that
-      past), "all" (mean drift over places), "rise" (largest mean of the last rows over the lowest such mean so far),
-      "stall" (largest share of the rows since that lowest mean), "level" (the largest number itself, if it is
-      decisive).
+    - ``take``: a function that gets the numbers, (places,), and their places. It returns the numbers that count, with
+      their places.
+    - ``kinds``: "z" (the largest deviation from the past of a place), "drift" (the largest mean of the last rows minus
+      the mean of that past), "all" (the mean drift over places), "rise" (the largest mean of the last rows minus the
+      lowest such mean so far), "stall" (the largest share of the rows since that lowest mean), "level" (the largest
+      number itself, if it is decisive).
     - ``scale``: a function that makes differences scale-free, before all kinds but level.
     - ``smallest``: True if the smallest level counts, and not the largest.
     - ``title``: the quantity in words, the docstring of ``take``.

@@ -11,7 +11,7 @@ from .alarm import Alarm, Alert
 
 log = logging.getLogger("stabilitylab.alarm")
 
-KEPT = 1000  # run.json holds so many alerts of a run, the first ones
+KEPT = 1000  # the most alerts of a run that run.json holds: the first ones
 
 
 class AlarmSink:

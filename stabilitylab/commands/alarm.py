@@ -1,4 +1,4 @@
-"""``alarm``: the alerts on a run that has ended or goes on, and their calibration by healthy runs."""
+"""``alarm``: the alerts on a run that has ended or still goes on, and the calibration of thresholds by healthy runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REFRACTORY = 50
 
 
 def silence(ear: Alarm) -> str:
-    """Say what an absence of alarms means: the rules, the number of rows, and the tables that were not recorded."""
+    """Say what it means that there was no alarm: the rules, the number of rows, and the tables that are lacking."""
     from ..alarm.past import LEAST
 
     early = min(LEAST, ear.rows)
-    told = f"no alarm by the {ear.name} rules in {ear.rows} rows, the first {early} of which nothing is compared with"
+    told = f"no alarm by the {ear.name} rules in {ear.rows} rows; the first {early} rows have too little past to judge"
     if ear.lacking:
-        told += f"; not recorded, and so not heard: {', '.join(ear.lacking)}"
+        told += f"; the rules also read tables that this run did not record: {', '.join(ear.lacking)}"
     if ear.calibration is not None:
-        return f"{told}. Silence is no sign of health: {ear.name} bounds false alarms, and promises no true one."
-    return f"{told}. Silence is no sign of health: docs/alarm.md has how many events each set announces."
+        return f"{told}. No alarm is no sign of health: {ear.name} limits false alarms, and may miss a failure."
+    return f"{told}. No alarm is no sign of health: docs/alarm.md says how many events each set of rules announces."
 
 
 @command("alarm", rank=95)
@@ -45,61 +45,62 @@ def alarm(
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until nobody writes to the run any more.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Read new rows until no process writes the run.")] = False,
     rules: Annotated[
         str | None,
         typer.Option(
-            help="default, loud (that of --calibrate), or a file that --calibrate wrote.",
+            help="The set of rules: default, loud (used by --calibrate), or a file that --calibrate wrote.",
             metavar="NAME",
             show_default=False,
         ),
     ] = None,
     mute: Annotated[
-        list[str] | None, typer.Option(help="A rule that says nothing; several times for several.", metavar="RULE")
+        list[str] | None, typer.Option(help="Raise no alarm by this rule; repeatable.", metavar="RULE")
     ] = None,
     refractory: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Rows in which a rule that spoke says nothing; {REFRACTORY} by default."),
+        typer.Option(min=1, help=f"Rows after an alarm in which its rule is silent; {REFRACTORY} by default."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Make thresholds from healthy runs of one recipe and one length.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file of --calibrate, such as mine.json.", metavar="FILE", show_default=False),
+        typer.Option(help="With --calibrate: the new file, such as mine.json.", metavar="FILE", show_default=False),
     ] = None,
     fail: Annotated[bool, typer.Option("--fail", help="Exit 1 if there was an alarm.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, one an alarm.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each alarm.")] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
     """Replay a run and list the steps at which an alarm would fire: what, where, since when, how sure, what people do.
 
-    Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Each alert says
-    how often its rule is wrong, which holds for runs with a row of every update (--every 1). On new runs of small
+    The command reads the recorded rows in their order, as the alarm of watch(alarm=True) would have done. Each alert
+    says how often its rule is wrong; this holds for runs with a row of every update (--every 1). On new runs of small
     Transformers the default rule accused 11 of 234 healthy runs and announced 63 % of 115 events; the loud rule accused
-    38 of 234 healthy runs and announced 76 %. One goal, for the alarm and diagnose together at most 5 % of healthy runs
-    accused, was missed (7 %). docs/alarm.md has the tables. Exit 0 whatever it finds, unless there is --fail.
+    38 of 234 healthy runs and announced 76 %. One goal was missed: the alarm and diagnose together accused 7 % of the
+    healthy runs, and the goal was at most 5 %. docs/alarm.md has the tables. Exit 0 whatever it finds; with --fail,
+    exit 1 if there was an alarm.
 
-    With --calibrate RUN... --out mine.json your own healthy runs, of one recipe and one length, make the thresholds:
+    With --calibrate RUN... --out mine.json your own healthy runs, of one recipe and one length, give the thresholds:
     with k runs, at most 1 in k + 1 new healthy runs of the recipe has a false alarm. watch(alarm="mine.json") and
-    --rules mine.json use them. Exit 2 if the runs differ in length or tables, if one was not healthy, or if RUN is not
-    like the runs that calibrated --rules; exit 4 if a file cannot be read.
+    --rules mine.json use these thresholds. Exit 2 if the runs differ in length or tables, if one was not healthy, or if
+    RUN is not like the runs that calibrated --rules; exit 4 if a file cannot be read.
     """
     from ..errors import UsageError
 
-    logging.getLogger("stabilitylab.alarm").setLevel(logging.ERROR)  # its lines are this command's output
+    logging.getLogger("stabilitylab.alarm").setLevel(logging.ERROR)  # this command prints the alerts itself
     given = list(runs or ())
     if calibrate:
         unused = {"--follow": follow, "--mute": mute, "--refractory": refractory, "--fail": fail}
         if wrong := [name for name, value in unused.items() if value]:
-            raise UsageError(f"{wrong[0]} reads one run, and --calibrate makes thresholds: leave one of them out.")
+            raise UsageError(f"{wrong[0]} is for reading a run, not for --calibrate: leave one of the two out.")
         if out is None:
             raise UsageError("--calibrate needs --out FILE, such as --out mine.json.")
         return _calibrate(given, rules, out, as_json)
     if out is not None:
-        raise UsageError("--out is the file of --calibrate: add --calibrate, or leave it out.")
+        raise UsageError("--out is the file that --calibrate writes: add --calibrate, or leave --out out.")
     if len(given) != 1:
-        raise UsageError(f"give one run, not {len(given)}; several healthy runs are for --calibrate.")
+        raise UsageError(f"give one run, not {len(given)}: only --calibrate takes several.")
     return _read(given[0], rules, mute or (), refractory or REFRACTORY, follow, fail, as_json)
 
 
@@ -165,7 +166,7 @@ def _show(found: Calibration, doubts: Sequence[str], out: Path) -> None:
     say = screen(piped=10_000).print
     say(f"{found.sentence[0].upper()}{found.sentence[1:]}.")
     for rule in found.rules:
-        own = "" if found.left_out else f" (as it comes: {rule.own_threshold:.3g})"
+        own = "" if found.left_out else f" (before the calibration: {rule.own_threshold:.3g})"
         say(f"  {rule.name}: threshold {rule.threshold:.3g}{own}")
     for run in found.runs:
         told = ", ".join(f"{name} {value:.3g}" for name, value in run.scores.items() if value is not None)

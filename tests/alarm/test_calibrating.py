@@ -265,7 +265,7 @@ def test_runs_that_do_not_belong_together_are_refused_by_name(healthy: list[Run]
     refused(r"s0 and more recorded different tables \(s0 has no residual_norm\)", more)
     refused("is the same run as", healthy[0])
     refused("copy repeats s0 row by row: calibrate with runs of different seeds", train(tmp_path / "copy", 0))
-    with pytest.raises(UsageError, match=r"at least one healthy run: .* 1 in k \+ 1 .* \(4 runs: 1 in 5"):
+    with pytest.raises(UsageError, match=r"at least one healthy run, .* 1 in k \+ 1 .* \(4 runs: 1 in 5"):
         calibrate([])
     short = [train(tmp_path / "short", 0, steps=10)]
     with pytest.raises(UsageError, match="short has no number that these rules read after its first 20 rows"):
@@ -393,7 +393,7 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["--calibrate", "--out", "a.json"], 2, "with at least one healthy run"),
+        (["--calibrate", "--out", "a.json"], 2, "give at least one healthy run"),
         (["--calibrate", "RUN"], 2, "needs --out FILE"),
         (["--calibrate", "RUN", "--out", "a"], 2, "must end in .json"),
         (["--calibrate", "RUN", "--out", "a.json", "--follow"], 2, "--follow reads one run"),

@@ -116,7 +116,7 @@ def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(out)["rule"] == "gradient"
     code, out, err = run("alarm", path, "--fail", "--mute", "gradient")
     assert (code, out) == (0, "")
-    told = "bad: no alarm by the own rules in 61 rows, the first 20 of which nothing is compared with. Silence"
+    told = "bad: no alarm by the own rules in 61 rows; the first 20 rows have too little past to judge. No alarm is"
     assert told in err
     assert run("alarm", path, "--mute", "nothing")[0] == 2
     assert run("alarm", str(tmp_path / "absent"))[0] == 4
@@ -133,8 +133,8 @@ def test_silence_says_what_was_not_heard_and_damage_is_told(
     code, _, err = run("alarm", str(tmp_path / "a"))
     assert code == 0
     assert "no alarm by the others rules in 31 rows" in err
-    assert "not recorded, and so not heard: attention_heads. Silence is no sign of health" in err
-    assert "not heard" not in run("alarm", str(tmp_path / "a"), "--mute", "heads")[2]
+    assert "tables that this run did not record: attention_heads. No alarm is no sign of health" in err
+    assert "did not record" not in run("alarm", str(tmp_path / "a"), "--mute", "heads")[2]
     shutil.rmtree(tmp_path / "a" / "probes" / "grad_norm")
     caplog.clear()
     assert run("alarm", str(tmp_path / "a"))[0] == 0
@@ -170,7 +170,7 @@ def test_rules_go_by_their_name(tmp_path: Path, run: Any) -> None:
     for alert in named:
         assert alert.lacking == ("adam", "attention_heads", "logits", "outliers", "residual_norm")
         assert "together. The learning rate rose" in alert.sentence
-        assert alert.sentence.endswith("outliers, residual_norm too, which this run has not.")
+        assert alert.sentence.endswith("outliers, residual_norm too, which this run did not record.")
     _, out, _ = run("alarm", str(tmp_path / "a"), "--rules", "loud")
     assert out.splitlines() == [alert.sentence for alert in told]
     code, _, err = run("alarm", str(tmp_path / "a"), "--rules", "all")
