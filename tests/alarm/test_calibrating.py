@@ -376,7 +376,7 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
     code, told, err = run("alarm", *paths(healthy[:1]), "--rules", str(out))
     assert (code, told) == (0, "")
     assert "s0: no alarm by the mine.json rules in 40 rows" in err
-    assert err.rstrip().endswith("mine.json bounds false alarms, and promises no true one.")
+    assert err.rstrip().endswith("mine.json limits false alarms, and may miss a failure.")
     code, told, _ = run(
         "alarm", "--calibrate", *paths(healthy), "--out", str(tmp_path / "j.json"), "--json", "--rules", "loud"
     )
@@ -396,8 +396,8 @@ def test_the_command(healthy: list[Run], tmp_path: Path, run: Any) -> None:
         (["--calibrate", "--out", "a.json"], 2, "give at least one healthy run"),
         (["--calibrate", "RUN"], 2, "needs --out FILE"),
         (["--calibrate", "RUN", "--out", "a"], 2, "must end in .json"),
-        (["--calibrate", "RUN", "--out", "a.json", "--follow"], 2, "--follow reads one run"),
-        (["--calibrate", "RUN", "--out", "a.json", "--refractory", "3"], 2, "--refractory reads one run"),
+        (["--calibrate", "RUN", "--out", "a.json", "--follow"], 2, "--follow is for reading a run"),
+        (["--calibrate", "RUN", "--out", "a.json", "--refractory", "3"], 2, "--refractory is for reading a run"),
         (["--calibrate", "RUN", "--out", "a.json", "--rules", "all"], 2, "no rules 'all'"),
         (["--calibrate", "RUN", "absent", "--out", "a.json"], 4, "no run at absent"),
         (["RUN", "--out", "a.json"], 2, "add --calibrate"),
