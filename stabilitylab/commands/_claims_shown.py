@@ -26,8 +26,8 @@ PIPED = 120  # columns without a terminal
 
 
 def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
-    """Print the ledger, a claim's first effect before the descriptive ones; ``registered``: all claims that were
-    judged."""
+    """Print the ledger, the primary effect of each claim before the descriptive ones. ``registered``: all claims that
+    were judged."""
     from ..reports.headline import tallies
 
     console = screen(piped=PIPED)
@@ -41,7 +41,7 @@ def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
         console.print(str(tally))
     commands = dict.fromkeys(finding.command for finding in findings if finding.command)
     if commands:
-        console.print("what is not testable needs:")
+        console.print("claims that are not testable need these runs:")
         for one in commands:
             console.print(f"  {one}", soft_wrap=True)
 
@@ -96,13 +96,13 @@ def _other_conditions(effect: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def show_power(found: Sequence[Power]) -> None:
-    """Print a line a claim: planned seeds, expected half-width, probability of any judgement, and judgements out of
-    reach."""
+    """Print a line for each claim: planned seeds, expected half-width, probability of any judgement, and judgements out
+    of reach."""
     console = screen(piped=PIPED)
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for column in ("claim", "n", "pilot", "half-width", "P(judged)", "P(R)"):
         table.add_column(column, no_wrap=True, justify="left" if column == "claim" else "right")
-    table.add_column("primary effect, and what cannot be")
+    table.add_column("primary effect, and judgements out of reach")
     for one in found:
         style = "" if one.reachable and not one.note else "yellow" if one.reachable else "red"
         name = one.pilot.name if one.pilot else ""
@@ -111,11 +111,11 @@ def show_power(found: Sequence[Power]) -> None:
         )
     console.print(table)
     lacking = [one for one in found if one.pilot is None]
-    cannot = [one.claim.id for one in found if not one.reachable]
+    cannot = ", ".join(one.claim.id for one in found if not one.reachable)
+    reach = f"the planned seeds cannot judge {cannot}" if cannot else "none is known to need more seeds than planned"
     console.print(
-        f"\n{len(found) - len(lacking)} of {len(found)} claims have a pilot; "
-        f"{', '.join(cannot) if cannot else 'none of them'} cannot be judged with the planned seeds. "
-        "P: at the pilot's mean and spread.",
+        f"\n{len(found) - len(lacking)} of {len(found)} claims have a pilot; {reach}. "
+        "P: the probability at the pilot's mean and spread; R: reproduced.",
     )
 
 

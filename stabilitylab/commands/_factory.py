@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InputError, StabilityLabError, UsageError, meant
 
-# keys that a function may return for lr-find, and those that lr-find leaves out, since they are preflight's
+# the keys that a function may return for lr-find, and further keys of preflight and check_ranks, which lr-find ignores
 OF_LR_FIND = (
     *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
 )
@@ -49,7 +49,8 @@ def made_by(
 
 
 def called(factory: str, command: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Return what the function that a command is given returns for ``options``. Raises InputError if it fails."""
+    """Call the function that a command is given with ``options``, and return its result. Raises InputError if the
+    function fails."""
     function = named(factory, command)
     try:
         return function(**options)
@@ -71,13 +72,13 @@ def named(factory: str, command: str) -> Callable[..., Any]:
             raise UsageError(f"{factory!r} names a file: go to {file.parent} and write {file.stem}:{attribute}.")
         module = ".".join(file.with_suffix("").parts)
         raise UsageError(f"{factory!r} names a file: write {module}:{attribute}.")
-    sys.path.insert(0, "")  # as `python -m` does: what lies in this folder
+    sys.path.insert(0, "")  # as `python -m` does, so that modules of the current folder are found
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         parts = name.split(".")
         if error.name not in {".".join(parts[:n]) for n in range(1, len(parts) + 1)}:
-            raise InputError(f"{name} imports {error.name!r}, which is not installed here.") from error
+            raise InputError(f"{name} imports {error.name!r}, which is not installed here: install it.") from error
         raise InputError(f"no module {name!r} here: call {command} in the folder that holds it.") from error
     except StabilityLabError:
         raise

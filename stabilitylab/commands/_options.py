@@ -11,13 +11,13 @@ import typer
 
 RUNS = Path("runs")
 JSON = typer.Option("--json", help="Print one JSON object on stdout.")
-QUIET = typer.Option("-q", "--quiet", help="No progress.")
+QUIET = typer.Option("-q", "--quiet", help="Show no progress.")
 VERBOSE = typer.Option("-v", "--verbose", help="Log more; show tracebacks.")
 
 
 def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags, by section, without those that were not given (None), so that presets and files still decide
-    them."""
+    """Return the given flags, by section. A flag that was not given (None) is left out, so that presets and files still
+    decide the setting."""
     trimmed = {
         key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
         for key, value in flags.items()

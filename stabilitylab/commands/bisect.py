@@ -1,4 +1,4 @@
-"""``bisect``: the first sub-layer where two runs, or two models, part."""
+"""``bisect``: the first sub-layer where two runs, or two models, differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..bisect.sides import BisectSubject
 
 SHOWN = 6  # places of a pass that are shown
-AROUND = 2  # places before the first one
+AROUND = 2  # places that are shown before the first one over the limit
 
 
 @command("bisect", rank=105)
@@ -32,23 +32,26 @@ def bisect(
         str,
         typer.Argument(metavar="A", help="A run directory, a file of 'fingerprint', or PACKAGE.MODULE:FACTORY."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="What is compared with A: of the same kind.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run, file or function to compare with A.")],
     control: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Stored runs: a run like A, which says how large rounding is; may be repeated.", metavar="RUN"
+            help="Stored runs: another run like A, whose difference from A measures rounding; repeatable.",
+            metavar="RUN",
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Stored runs: the row.", show_default="first common")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Stored runs: the step to compare.", show_default="first common")
+    ] = None,
     map_: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="REGEX=REPLACEMENT", help="From names in B to names in A; may be repeated."),
+        typer.Option("--map", metavar="REGEX=REPLACEMENT", help="Turn names in B into names in A; repeatable."),
     ] = None,
-    limit: Annotated[float, typer.Option(help="Times the control up to which an error is rounding.")] = 3.0,
-    controls: Annotated[int, typer.Option(min=1, help="Models: how often roundings are drawn anew.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Models: random state of both, before each is made.")] = 0,
+    limit: Annotated[float, typer.Option(help="An error up to this many times the control is rounding.")] = 3.0,
+    controls: Annotated[int, typer.Option(min=1, help="Models: the number of control runs of A.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Models: the random seed before each model is made.")] = 0,
     sums_only: Annotated[
-        bool, typer.Option("--sums-only", help="Models: suspect by the sums, without feeding B what enters A.")
+        bool, typer.Option("--sums-only", help="Models: name a suspect only; do not feed B the inputs of A.")
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw error against depth to this file (.png, .svg, .pdf).")
@@ -59,9 +62,9 @@ def bisect(
 ) -> int:
     """Find the first sub-layer where two runs, precisions or implementations differ, and tell rounding from a bug.
 
-    Two models run one after the other, each in a process of its own, and the finding is confirmed: each module of B is
-    fed what enters the same module of A. Two runs need the probe 'fingerprint' and an equal batch; they give a suspect.
-    docs/bisect.md has the rules.
+    Two models run one after the other, each in a process of its own. The finding is confirmed: each module of B gets
+    the input of the same module of A. Two stored runs give a suspect only; they need the probe 'fingerprint' and an
+    equal batch. docs/bisect.md has the rules.
 
     Exit codes: 0 identical, or rounding; 1 a difference in what is computed; 2 usage, no fingerprint, or no place in
     common; 4 a run, a file or the factory's module is missing, or the factory fails; 5 environment.
@@ -77,7 +80,7 @@ def bisect(
     with screen(stderr=True).status(f"comparing {a} and {b}"):
         if all(kinds):
             if foreign := [name for name, given in (("--control", control), ("--step", step is not None)) if given]:
-                raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since the models are run.")
+                raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since A and B are models.")
             from ..bisect.find import of_sides
             from ..bisect.sides import elsewhere
 

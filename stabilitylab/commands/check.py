@@ -78,7 +78,7 @@ def check(
         if every:
             raise UsageError("--all shows layers, of which a check of several processes has none: leave it out.")
         found = check_ranks(**_arguments(given, keys[1], NAMES))
-        # all wait for the first: torchrun ends every rank once one has ended with another code than 0
+        # all ranks wait until rank 0 has printed: torchrun ends all of them once one ends with a code other than 0
         on_first_rank(lambda: _shown(found, json_))
     else:
         found = preflight(**_arguments(given, keys[0], OF_RANKS))
@@ -91,7 +91,7 @@ def check(
 
 
 def _shown(found: RankCheck, json_: bool) -> None:
-    """Print the result, at once."""
+    """Print the result, and flush stdout."""
     if json_:
         print_json(found.as_dict(), indent=None)
     else:
@@ -101,19 +101,19 @@ def _shown(found: RankCheck, json_: bool) -> None:
 
 
 def _arguments(given: Mapping[str, Any], keys: Collection[str], foreign: Collection[str]) -> dict[str, Any]:
-    """Return the arguments that a function takes, since one factory serves both; ``foreign``: the names in ``skip``
-    that belong to the other."""
+    """Return the arguments that a check takes: one factory serves both checks. ``foreign``: the names in ``skip`` that
+    are questions of the other check."""
     own = {key: value for key, value in given.items() if key in keys}
     if "skip" in own:
         own["skip"] = [name for name in own["skip"] if name not in foreign]
-    if not isinstance(own.get("batches", ()), Sequence):  # lr-find takes others too
+    if not isinstance(own.get("batches", ()), Sequence):  # lr-find also takes a loader or a function
         del own["batches"]
     return own
 
 
 def _is_of_several(factory: str) -> bool:
-    """True if the factory has joined a process group of several. Raises UsageError if torchrun started several
-    processes and it has not."""
+    """True if the factory has joined a process group of several processes. Raises UsageError if torchrun started
+    several processes and the factory has joined no group."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -121,7 +121,7 @@ def _is_of_several(factory: str) -> bool:
     started = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
     if started > 1:
         raise UsageError(
-            f"torchrun started {started} processes, and {factory} joined no process group: let it call "
+            f"torchrun started {started} processes, and {factory} joined no process group: let {factory} call "
             "torch.distributed.init_process_group first, and return what each rank trains."
         )
     return False

@@ -32,7 +32,7 @@ def claims(
         bool, typer.Option("--power", help="Before runs are made, show which claims their seeds can decide.")
     ] = False,
     pilot: Annotated[
-        Path | None, typer.Option(help="With --power: a claims.csv whose numbers give the spread, in place of runs.")
+        Path | None, typer.Option(help="With --power: take the spread from this claims.csv, not from runs.")
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
@@ -40,10 +40,10 @@ def claims(
 ) -> int:
     """Judge the papers' claims on the runs at hand; with --power, say which claims planned runs could decide.
 
-    Exit 0 whatever the judgements, 1 where a claim's test itself fails.
+    Exit 0 whatever the judgements are, 1 if the test of a claim fails with an error.
     """
     if pilot and not power:
-        raise UsageError("--pilot is for --power, which it gives the spread of each claim's number: add --power.")
+        raise UsageError("--pilot gives --power the spread of each claim's number: add --power.")
     if power:
         return _power(folder, pilot, only or (), as_json)
     if fast:
@@ -83,7 +83,7 @@ def _make_fast(out: Path, jobs: int, data: str | None, quiet: bool) -> None:
         name, sentence = next(iter(failed.items()))
         raise ResourceError(
             f"{len(failed)} of {len(todo)} one-step runs failed, such as {name} ({sentence}); "
-            "the others are kept: the same command goes on."
+            "the others are kept: run the same command again to make the rest."
         )
 
 

@@ -39,10 +39,10 @@ def compare(
 
     left, unreadable = [run for path in runs for run in run_directories(path)], []
     if len(left) < 2:
-        Run.open(left[0])  # says so if there is no run
-        raise UsageError("compare takes two run directories or more, or a folder of them: there is one run.")
+        Run.open(left[0])  # raises InputError if there is no run
+        raise UsageError("there is one run: give two run directories or more, or a folder of them.")
     if len(left) > 2 and (rtol or atol):
-        raise UsageError("--rtol and --atol say when two runs are equal: compare them two at a time.")
+        raise UsageError("--rtol and --atol are for two runs: give two runs, or leave the tolerances out.")
     from ..diagnose import compare as compared
     from ..diagnose import side_by_side
 

@@ -32,7 +32,7 @@ def diagnose(
     Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. In 1,060 new
     runs of small Transformers it warned of 6 % of 634 healthy runs and of 85 % of 325 failures (90 % with the alarm),
     and named the right cause first in 84 % of 157 runs whose cause it can know. The goal of at most 5 % of healthy runs
-    is missed; of Sandwich-LN and Sub-LN it is 17 and 18 %. docs/diagnose.md has the intervals.
+    is missed; for Sandwich-LN and Sub-LN the share is 17 and 18 %. docs/diagnose.md has the intervals.
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run
@@ -46,7 +46,8 @@ def diagnose(
 
 
 def _advice(event: Event, found: Diagnosis) -> str:
-    """Return what to do about an event, "" if the paragraph says it, and for a note other than a changed setting."""
+    """Return what to do about an event. It is "" if the paragraph says it already, and for a note that is not about a
+    changed setting."""
     if not event.remedy or event.remedy in found.remedies:
         return ""
     if event.severity != "note":
@@ -57,7 +58,8 @@ def _advice(event: Event, found: Diagnosis) -> str:
 
 
 def _unchecked(found: Diagnosis) -> list[str]:
-    """Return a line on each kind of trouble that was not checked; kinds that one thing would record share a line."""
+    """Return a line on each kind of trouble that was not checked. Kinds that the same recording would show share a
+    line."""
     from ..diagnose.events import DETECTORS
 
     sources = {kind: DETECTORS[kind].reads for kind in found.unrecorded}

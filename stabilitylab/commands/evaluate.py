@@ -32,23 +32,25 @@ SHOWN = (
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="One run directory, or several with --paired.")],
     data: Annotated[str | None, typer.Option(help="text:SRC,TGT instead of the run's held-out text.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept.")] = 4,
+    beam: Annotated[int, typer.Option(min=1, help="Width of the beam: hypotheses that are kept.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Exponent of the length penalty.")] = 0.6,
     penalty_kind: Annotated[
         Literal["fairseq", "gnmt"], typer.Option(help="score / len^p, or score / ((5 + len) / 6)^p.")
     ] = "fairseq",
-    sentences: Annotated[int | None, typer.Option(min=1, help="Only the first N.", show_default="all")] = None,
+    sentences: Annotated[
+        int | None, typer.Option(min=1, help="Translate only the first N sentences.", show_default="all")
+    ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Source tokens, end of sentence included, beyond which a sentence is cut.",
+            help="Cut a sentence with more source tokens (end of sentence included).",
             show_default="the run's data.max_length",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     paired: Annotated[
-        bool, typer.Option("--paired", help="Compare evaluated runs with the first by paired bootstrap.")
+        bool, typer.Option("--paired", help="Compare each run with the first by a paired bootstrap.")
     ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
@@ -63,7 +65,7 @@ def evaluate(
         if len(runs) < 2:
             raise UsageError("--paired compares runs: give at least two.")
     elif len(runs) > 1:
-        raise UsageError("one run at a time, or --paired to compare several that have been evaluated.")
+        raise UsageError("give one run at a time, or --paired to compare several.")
     results = {}
     for run in runs:
         if paired and (found := Run.open(run).evaluation) is not None:

@@ -31,21 +31,22 @@ def explain(
         str | None,
         typer.Option(
             metavar="PACKAGE.MODULE:FUNCTION",
-            help="Returns (model, batch, loss_fn, optimizer), or a dict of model, loss_fn, optimizer and what else was "
-            "declared: scaler, scheduler, clip. Runs of 'probe' need none.",
+            help="A function that returns (model, batch, loss_fn, optimizer), or a dict of model, loss_fn, optimizer "
+            "and, if they were declared, scaler, scheduler and clip. Runs of 'probe' need no function.",
         ),
     ] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="Replay and check alone; try no intervention.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Only replay and check; try no intervention.")] = False,
     updates: Annotated[int, typer.Option(min=1, help="The most updates that the audit replays.")] = 400,
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
     """Explain a trouble by experiment: replay the recorded updates, and change one thing at a time.
 
-    The recorded updates are done again from a snapshot; where the first bit differs, the loop did something that it
-    did not declare: a finding. Then one suspect at a time is taken back: it is called the cause only if the harm then
-    stays away in six of six repeats, and no harmless change does the same. The run is not changed. Without --factory a
-    run of watch() gets what its ledger tells. Explain a run of several processes under torchrun, with as many.
+    The recorded updates are done again from a snapshot. If a bit differs, the loop did something there that it did not
+    declare: this is a finding. Then the suspects are undone one at a time. A suspect is called the cause only if the
+    harm then stays away in six of six repeats, and if no harmless change does the same. The run is not changed. For a
+    run of watch() without --factory, the answer has only the facts of its ledger. Explain a run of several processes
+    under torchrun, with the same number of processes.
 
     Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
     recorded or cannot be replayed.
@@ -89,8 +90,8 @@ def _from_factory(factory: str) -> Mapping[str, Any]:
         given = dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=True))
     if not isinstance(given, Mapping) or not {"model", "loss_fn", "optimizer"} <= set(given):
         raise UsageError(
-            f"{factory} must return (model, batch, loss_fn, optimizer), or a dict of {', '.join(TAKES)}; the last "
-            "three only if they were declared."
+            f"{factory} must return (model, batch, loss_fn, optimizer), or a dict of {', '.join(TAKES)}, the "
+            "last three only if they were declared."
         )
     if foreign := sorted(set(given) - {*TAKES, *OTHERS}):
         known = ", ".join(TAKES)

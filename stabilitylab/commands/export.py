@@ -22,7 +22,7 @@ def export(
     ],
     out: Annotated[Path | None, typer.Option(help="New folder for the files.", show_default="RUN-FORMAT")] = None,
     tables: Annotated[
-        str | None, typer.Option(help="Comma-separated tables, metrics among them.", show_default="all")
+        str | None, typer.Option(help="Names of tables, comma-separated; metrics is one.", show_default="all")
     ] = None,
     by: Annotated[
         Literal["layer", "sublayer"] | None,
@@ -43,5 +43,5 @@ def export(
         print(json.dumps(facts, indent=2))
         return
     if done.as_they_are and not quiet:
-        print(f"rows do not combine, kept as they are: {', '.join(done.as_they_are)}", file=sys.stderr)
+        print(f"rows cannot be combined and stay as they are: {', '.join(done.as_they_are)}", file=sys.stderr)
     print(done.out if quiet else f"{len(done.files)} file{'s' * (len(done.files) != 1)} in {done.out}")

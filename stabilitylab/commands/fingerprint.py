@@ -1,4 +1,4 @@
-"""``fingerprint``: a row's sums of a run in one file, for a repository."""
+"""``fingerprint``: the sums of one row of a run in a file that a repository can keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import command
 def fingerprint(
     run: Annotated[Path, typer.Argument(help="Run directory with the probe 'fingerprint'.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The JSON file to write; it must not exist.")] = Path("golden.json"),
-    step: Annotated[int | None, typer.Option(min=0, help="The row.", show_default="the first")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The step of the row.", show_default="the first")] = None,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Keep the fingerprint of one row of a run in a file, with which 'bisect' compares later runs.
@@ -34,6 +34,6 @@ def fingerprint(
     try:
         found.save(out)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}.") from error
+        raise InputError(f"cannot write {out} ({error.strerror or error}): check the path of --out.") from error
     count = sum(len(places) for places in found.passes.values())
     print(f"{out}: {count} places of {run} at step {found.step}")

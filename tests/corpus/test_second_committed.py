@@ -84,7 +84,7 @@ def test_help_and_readme_say_the_shares(run: Any, lines: Any) -> None:
     assert f"right cause first in {percent(cause)} of {cause['share_of']}" in helped
     worst = [found[f"healthy runs accused by diagnose or the alarm: {arch}"] for arch in ("sandwich", "subln")]
     together = found["healthy runs accused by diagnose or the alarm"]
-    assert f"of Sandwich-LN and Sub-LN it is {percent(worst[0])[:-2]} and {percent(worst[1])}." in helped
+    assert f"for Sandwich-LN and Sub-LN the share is {percent(worst[0])[:-2]} and {percent(worst[1])}." in helped
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{percent(healthy)} of the healthy and {percent(ill)} of the failures" in readme
     assert f"right cause first in {percent(cause)}" in readme

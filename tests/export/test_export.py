@@ -233,7 +233,7 @@ def test_latex_compiles(made: Run, tmp_path: Path) -> None:
 def test_the_command(run, made: Run, tmp_path: Path) -> None:
     code, out, err = run("export", "my_run", "--to", "csv", "--by", "layer", "--tables", "metrics,update_ratio")
     assert (code, out) == (0, "3 files in my_run-csv\n")
-    assert err == "rows do not combine, kept as they are: update_ratio\n"
+    assert err == "rows cannot be combined and stay as they are: update_ratio\n"
     assert run("export", "my_run", "--to", "csv")[0] == 2  # my_run-csv is there
     facts = json.loads(run("export", "my_run", "--to", "latex", "--out", "paper", "--json")[1])
     assert facts == {"out": "paper", "files": ["paper/layers.tex"], "not_combined": []}
