@@ -55,7 +55,8 @@ def print_summary(run: Any, result: Result) -> None:
 
 
 def _speed(run: Run) -> str:
-    """Return the real target tokens a second, and the share of padding; "" if nothing was trained."""
+    """Return the number of real target tokens per second and the share of padding in words; "" if nothing was
+    trained."""
     if "tokens_per_second" not in run.metrics or not len(rates := run.metrics["tokens_per_second"].dropna()):
         return ""
     share = run.manifest.get("padding", run.manifest.get("data", {}).get("padding", 0.0))

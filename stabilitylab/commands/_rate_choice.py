@@ -35,23 +35,23 @@ def choose(
     for point in points:
         updates = point.config.train.steps
         if updates < 5:
-            raise UsageError(f"{updates} updates have no rungs: give --steps, such as --steps 6000.")
+            raise UsageError(f"{updates} updates are too few for a search: give --steps 5 or more, such as 6000.")
         first = max(1, round(protocol.RUNG_UPDATES / protocol.UPDATES * updates))
         rungs = sweeping.Rungs(rates, seeds, first=first, last=updates, confirming=confirming)
         trainer = sweeping.SweptTrainer(_without_seed(point), updates, out, ledger, _runner(jobs, quiet))
         if not quiet:
             least = len(seeds) * (len(rates) * first + 3 * updates - 2 * first) + len(confirming) * first
-            print(f"{trainer.experiment.name}: {least:,} updates or more", file=sys.stderr)
+            print(f"{trainer.experiment.name}: the search takes {least:,} updates or more", file=sys.stderr)
         try:
             choices[trainer.experiment.name] = sweeping.choose_rate(trainer, rungs)
         except sweeping.Unfinished as stopped:
-            print(f"{out}: {stopped}; the same command goes on.", file=sys.stderr)
+            print(f"{out}: {stopped}; run the same command again to continue.", file=sys.stderr)
             return stopped.outcome.exit_code
         trainer.discard()
         sweeping.write_table(out / "choice.csv", choices)
     for name, choice in choices.items():
         _show(name, choice)
-    print(f"{out / 'choice.csv'}: every trial")
+    print(f"all trials: {out / 'choice.csv'}")
     return 0 if all(choice.rate is not None for choice in choices.values()) else 1
 
 
@@ -73,9 +73,9 @@ def _axes(axes: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[str], 
         for key, usual in (("lr", protocol.SEARCHED_RATES), ("seed", protocol.CHOICE_SEEDS))
     )
     if any(isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0 for rate in rates):
-        raise UsageError(f"lr={','.join(map(str, rates))} are not all rates above 0.")
+        raise UsageError(f"lr={','.join(map(str, rates))}: give learning rates that are all above 0.")
     if any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in seeds):
-        raise UsageError(f"seed={','.join(map(str, seeds))} are not all whole numbers.")
+        raise UsageError(f"seed={','.join(map(str, seeds))}: give whole numbers from 0 on.")
     if "lr" in settings.get("train", {}):
         raise UsageError(
             "--choose-rate searches train.lr: leave it out of --set, and give the first rates as an axis lr=."
@@ -104,7 +104,7 @@ def _runner(workers: int, quiet: bool) -> Any:
 
 
 def _show(name: str, choice: Choice) -> None:
-    """Print the losses of a search by rate, with the chosen rate marked, and notes about doubts."""
+    """Print the losses of a search by rate, mark the chosen rate, and print the notes about doubts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
     for column in ("rate", "updates", "seeds", "loss [nats/token]", "source worth", "eligible", ""):
         table.add_column(column, justify="left" if column in ("", "rate") else "right")
@@ -124,7 +124,7 @@ def _show(name: str, choice: Choice) -> None:
 
 
 def _lines(choice: Choice) -> Iterator[tuple[str, ...]]:
-    """Yield a line for every rate and rung: the mean loss, the least source worth of its seeds."""
+    """Yield a line for every rate and rung, with the mean loss and the smallest source worth of its seeds."""
     groups: dict[tuple[float, int, bool], list[Any]] = {}
     searched = {trial.seed for trial in choice.results if trial.updates == max(t.updates for t in choice.results)}
     for trial, result in choice.results.items():

@@ -14,8 +14,8 @@ from ..sweep import Job, examine, make_way
 
 
 def found(config: Config, out: Path, name: str | None) -> Job:
-    """Return the run of that name, or of the automatic name, with its state. A run that cannot be continued has been
-    moved aside.
+    """Return the run of that name, or of the automatic name, with its state. A run that cannot be continued is moved
+    aside first.
 
     Raises UsageError if its directory holds another configuration, or if another process writes it.
     """
@@ -36,7 +36,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
 
 
 def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
-    """Print the path of a run that had ended before, and that nothing was done; return the exit code."""
+    """Print the path of a run that had ended before, say that there is nothing to do, and return the exit code."""
     from ..probes.parameters.ranks import is_first_rank
     from ._outcome import print_outcome
 

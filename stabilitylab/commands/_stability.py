@@ -61,7 +61,7 @@ def seeds_of(text: str | None, *, counted: bool = False) -> list[int] | None:
     except ValueError:
         found = []
     if not found or min(found) < 0:
-        raise UsageError(f"--seeds {text!r}: give them as 3..7 or 3,4,5.")
+        raise UsageError(f"--seeds {text!r} are no seeds: give them as 3..7 or 3,4,5.")
     return found
 
 
@@ -73,7 +73,7 @@ def _depths(text: str | None) -> list[int]:
 
 
 def minutes(jobs: Sequence[Job]) -> int:
-    """Return the core-minutes of these runs at the width of tiny: those of the default table, scaled by layers times
+    """Return the core-minutes of these runs at the width of tiny: the cost of the default table, scaled by layers times
     updates."""
 
     def work(runs: Sequence) -> int:
@@ -92,7 +92,7 @@ def show(jobs: Sequence[Job]) -> None:
     now = [job.now() for job in jobs]
     if elsewhere := [job for job in now if job.cell is not None]:
         runs = f"{len(elsewhere)} run{'' if len(elsewhere) == 1 else 's'}"
-        print(f"not in the table below: {runs} that the ledger alone has", file=sys.stderr)
+        print(f"not in the table below: {runs} of which only the ledger has the result", file=sys.stderr)
     ended = [job for job in now if job.state == "finished" and job.cell is None]
     data = wide(stability_table(Runs(Record(Run.open(job.path).snapshot(), job.name) for job in ended)))
     if data.empty:

@@ -33,15 +33,15 @@ def sweep(
     ] = None,
     scale: Annotated[
         Literal["tiny", "h200", "paper"],
-        typer.Option(help="64-128-2 on a CPU, half an hour of one GPU, or the papers' sizes."),
+        typer.Option(help="Size of the runs: 64-128-2 on a CPU, half an hour of one GPU, or the papers' sizes."),
     ] = "tiny",
     grid: Annotated[bool, typer.Option("--grid", help="The arguments are axes of a grid.")] = False,
     choose_rate: Annotated[
         bool,
         typer.Option(
             "--choose-rate",
-            help="With --grid: search the learning rate of each point on its own schedule; models must read their "
-            "source; axes lr and seed give the first rates and the seeds. Exit code 1 if a point has no such rate.",
+            help="With --grid: search the learning rate of each point on its own schedule. The axes lr and seed give "
+            "the first rates and the seeds. A model must read its source; exit code 1 if it does so at no rate.",
         ),
     ] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
@@ -54,7 +54,7 @@ def sweep(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; for the table also a number, from 3 on."),
+        typer.Option(help="Other seeds than the figure's: 3..5 or 3,4; for the table also their number, from 3 on."),
     ] = None,
     steps: Annotated[
         int | None,
@@ -62,11 +62,12 @@ def sweep(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Device of all runs: auto, cpu, cuda or cuda:N.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="After so long all runs stop at a checkpoint; the same command goes on.")
+        float | None,
+        typer.Option(min=0, help="Stop all runs at a checkpoint after so many minutes; the same command continues."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
     ledger: Annotated[
-        Path | None, typer.Option(help="CSV to commit: finished runs are appended, and skipped where it has them.")
+        Path | None, typer.Option(help="A CSV file to commit: finished runs are added, and runs in it are skipped.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="1; of a Slurm array all")
@@ -75,8 +76,8 @@ def sweep(
     launcher: Annotated[
         Literal["local", "slurm-array", "parsl"],
         typer.Option(
-            help="slurm-array: submit one array and return; parsl: executors of yours (pip install "
-            "'stabilitylab\\[sweep]')."  # rich takes the word in brackets for a style else
+            help="slurm-array: submit one array and return; parsl: use your own executors (pip install "
+            "'stabilitylab\\[sweep]')."  # without the backslash rich takes the word in brackets for a style
         ),
     ] = "local",
     sbatch: Annotated[
@@ -107,7 +108,10 @@ def sweep(
     source = given_flags({"source": data, "valid": valid})
     if choose_rate:
         if not grid or print_ or status or launcher != "local" or minutes is not None or seeds is not None:
-            raise UsageError("--choose-rate goes with --grid, --data, --steps, --set, --ledger and --jobs alone.")
+            raise UsageError(
+                "--choose-rate goes with --grid, and without --print, --status, --launcher, --minutes and --seeds "
+                "(give seeds as an axis)."
+            )
         settings = merge(parse_set(set_ or ()), {"data": source, "train": given_flags({"steps": steps})})
         return _rate_choice.choose(what, settings, device, out, kept, jobs or 1, quiet)
     table = not grid and {*map(experiments.SWEEPS.resolve, what)} == {stability.TABLE}
@@ -162,7 +166,7 @@ def sweep(
 
 
 def _cost(asked: Mapping[str, float | None]) -> str:
-    """Return the cost in words, such as ``about 16 core-minutes for 3``, or that nobody measured it."""
+    """Return the cost in words, such as ``about 16 core-minutes for 3``, and say so if it was never measured."""
     known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
     others = [name for name, cost in asked.items() if cost is None]
     words = [f"about {', '.join(known)}"] if known else []

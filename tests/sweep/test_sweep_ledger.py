@@ -361,4 +361,4 @@ def test_the_stability_table_says_what_the_ledger_alone_has(run, tmp_path: Path)
     shutil.rmtree("runs")
     code, _, err = run(*asked)
     assert code == 0
-    assert "not in the table below: 1 run that the ledger alone has" in err
+    assert "not in the table below: 1 run of which only the ledger has the result" in err

@@ -129,10 +129,10 @@ def test_a_line_of_the_ledger_is_a_result(verdict: str, metrics: str, eligible: 
         (["arch=deepnorm", "--choose-rate"], "goes with --grid"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--print"], "goes with --grid"),
         (["lr=1e-3,2e-3,4e-3", "--choose-rate", "--grid"], "needs an axis beside rates"),
-        (["arch=deepnorm", "lr=0,1,2", "--choose-rate", "--grid"], "not all rates above 0"),
+        (["arch=deepnorm", "lr=0,1,2", "--choose-rate", "--grid"], "give learning rates that are all above 0"),
         (["arch=deepnorm", "lr=1e-3,2e-3", "--choose-rate", "--grid"], "give three or more"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--set", "train.lr=1e-3"], "leave it out of --set"),
-        (["arch=deepnorm", "--choose-rate", "--grid", "--steps", "4"], "have no rungs"),
+        (["arch=deepnorm", "--choose-rate", "--grid", "--steps", "4"], "4 updates are too few for a search"),
     ],
 )
 def test_a_wrong_search_is_refused_in_a_sentence(words: list[str], message: str, tmp_path: Path, say: Say) -> None:
