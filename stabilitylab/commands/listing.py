@@ -33,17 +33,17 @@ def list_(
     what: Annotated[
         str | None, typer.Argument(metavar="WHAT", help=f"One of {', '.join(KINDS)}.", show_default="all of them")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this entry alone, with all that is known about it.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
     stack: Annotated[
         Literal["encoder-decoder", "encoder", "decoder"],
-        typer.Option(metavar="STACK", help="Of those constants: encoder-decoder, encoder or decoder."),
+        typer.Option(metavar="STACK", help="The stack of these constants: encoder-decoder, encoder or decoder."),
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List architectures, probes, figures, detectors, signals, data sources, sweeps, commands and presets, a line each.
 
-    With a name: all that is known of that one."""
+    With a name, show everything that is known about that entry."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
@@ -73,7 +73,7 @@ def list_(
                 soft_wrap=True,
             )
     if what in ("archs", "probes"):
-        print(f"more of one: stabilitylab list {what} NAME", file=sys.stderr)
+        print(f"to see all about one entry: stabilitylab list {what} NAME", file=sys.stderr)
     for plugin, why in failed.items():
         print(f"left out: {plugin} cannot be imported ({why})", file=sys.stderr)
 
@@ -116,7 +116,7 @@ def _told(entry: Any) -> Any:
 
 
 def signal_line(signal: Signal) -> str:
-    """Return the title of a signal, what it reads, and as which readings rules use it."""
+    """Return a line on a signal: its title, the column that it reads, and the kinds of its readings."""
     where = f"{signal.table}.{signal.column}" if signal.table else f"the metric {signal.column}"
     return f"{signal.title}; reads {where}, as {', '.join(signal.readings)}"
 
@@ -176,7 +176,7 @@ def runs(
         if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)
     if any(row["state"] == "finished" and row["verdict"] == "-" for row in rows):
-        print("Without a verdict, since no held-out loss was judged: stabilitylab diagnose RUN.", file=sys.stderr)
+        print("A run without a validation loss has no verdict: run stabilitylab diagnose RUN.", file=sys.stderr)
 
 
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
@@ -241,7 +241,7 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
             rows.append({**of_snapshots(_described, run), "run": _below(folder, run.path)})
         except InputError as error:
             broken.append((run.path, str(error)))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of another kind than ours
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of a type that we do not write
             broken.append((run.path, f"its configuration is damaged ({type(error).__name__}: {error})"))
         except Exception as error:  # any error of one run must not hide the others
             broken.append((run.path, f"it cannot be read ({in_words(error)})"))

@@ -45,17 +45,20 @@ def lr_find(
     ] = None,
     delta: Annotated[
         float | None,
-        _plan(help="Loss by which a safe rate may lie above the best.", show_default=".05, or a tenth of the fall"),
+        _plan(
+            help="The loss of a safe rate may exceed the lowest loss by this much.",
+            show_default=".05, or a tenth of the fall",
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, _plan(help="The first one searches, the others repeat its answers.", show_default="0,1,2")
+        str | None, _plan(help="The first seed searches, the others repeat its answers.", show_default="0,1,2")
     ] = None,
     widths: Annotated[
-        str | None, _plan(help="A search for each width, such as 64,128,256; a factory takes scale=.")
+        str | None, _plan(help="A search for each width, such as 64,128,256; your function gets it as scale=.")
     ] = None,
     arch: Annotated[str | None, _model(help="Architecture, see 'list archs'.", show_default="branchnorm")] = None,
     depth: Annotated[int | None, _model(help="Layers in all: 36 is 18 a side.", show_default="36")] = None,
-    d_model: Annotated[int | None, _model("--d-model", help="Width; blocks and heads go with it.")] = None,
+    d_model: Annotated[int | None, _model("--d-model", help="Width; blocks and heads keep their proportion.")] = None,
     data: Annotated[str | None, _model(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, _model(help="As for 'probe'.")] = None,
     stack: Annotated[
@@ -63,13 +66,13 @@ def lr_find(
     ] = None,
     model: Annotated[Literal["transformer", "gpt2", "llama"] | None, _model(help="As for 'probe'.")] = None,
     preset: Annotated[str | None, _model(help="tiny, small or base.", show_default="tiny")] = None,
-    lr: Annotated[float | None, _model(help="The rate that is tried first.", show_default="by preset")] = None,
+    lr: Annotated[float | None, _model(help="The learning rate to try first.", show_default="by preset")] = None,
     config: Annotated[Path | None, _model(help="TOML file, as for 'probe'.")] = None,
     set_: Annotated[
         list[str] | None, _model("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
     ] = None,
-    updates: Annotated[int | None, _budget(min=1, help="Budget of updates of all trials together.")] = None,
-    minutes: Annotated[float | None, _budget(help="Budget of minutes.")] = None,
+    updates: Annotated[int | None, _budget(min=1, help="The most updates of all trials together.")] = None,
+    minutes: Annotated[float | None, _budget(help="The most minutes.")] = None,
     jobs: Annotated[int, _budget(min=1, help="Trials at a time, each in a process of its own.")] = 1,
     out: Annotated[
         Path | None, _budget(help="Folder of the trials.", show_default="runs/lr-find-NAME, the first that is free")
@@ -83,10 +86,11 @@ def lr_find(
 ) -> int:
     """Find the best learning rate (median: .008 nats above the true best), the largest safe rate and least warm-up.
 
-    Each number has an interval. Trials run the schedule of the planned run and are stopped early; those that neither
-    fail nor lose go on to the horizon. A search costs about ten horizons of updates, and needs no more than --updates
-    or --minutes. Ctrl-C keeps what is known, and --resume goes on. In twelve small models the best rate lost .008 nats
-    to the true one in the median, .11 to .33 in three, and no safe rate was unsafe; docs/lr-find.md has the rules.
+    Each number has an interval. Trials run the schedule of the planned run and are stopped early; a trial that neither
+    fails nor loses goes on to the horizon. A search costs about ten times the updates of the planned run; --updates and
+    --minutes limit it. Ctrl-C keeps the results so far, and --resume continues. In twelve small models the loss at the
+    best rate was .008 nats above the loss at the true best rate in the median, and .11 to .33 in three; no safe rate
+    was unsafe. docs/lr-find.md has the rules.
 
     Exit codes: 0 a best rate was found, if only for part of the horizon; 1 there is none (the model fails at every
     rate, the loss is constant, or the budget ended too early); 2 usage; 4 the factory's module or the data are missing,
@@ -135,7 +139,7 @@ def lr_find(
 
 
 def _planned(asked: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan: what was given, else what a search that goes on was begun with, else the default."""
+    """Return the plan: the given values, else those that a continued search was begun with, else the defaults."""
     from ..lr_find.halving import SEEDS
 
     usual = {"horizon": HORIZON, "seeds": SEEDS, "warmup": None, "delta": None}

@@ -1,4 +1,4 @@
-"""``new``: the files that a probe of one's own begins with."""
+"""``new``: the first files of a probe of your own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def new(
     what: Annotated[Literal["probe"], typer.Argument(help="The kind of file.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Its name, such as gate_share.", show_default=False)],
     folder: Annotated[
-        Path, typer.Option(help="Where the files are written; a checkout of this repository or any.")
+        Path, typer.Option(help="The folder to write to: any folder, or a checkout of this repository.")
     ] = Path(),
 ) -> None:
     """Begin a probe of your own: write a module that runs, and its test.

@@ -27,7 +27,7 @@ def onestep(
     model: Annotated[Literal["transformer", "gpt2", "llama"] | None, typer.Option(help="As for 'probe'.")] = None,
     preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the weights.", show_default="0")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the initial weights.", show_default="0")] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
     name: Annotated[str | None, typer.Option(help="Name of the run directory.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file, as for 'probe'.")] = None,

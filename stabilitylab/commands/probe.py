@@ -54,7 +54,7 @@ def probe(
     ] = None,
     model: Annotated[
         Literal["transformer", "gpt2", "llama"] | None,
-        _model(help="Positions, activation, norm, biases of a published model; the last two: a decoder alone."),
+        _model(help="Take positions, activation, norm and biases from this model; gpt2 and llama are decoders alone."),
     ] = None,
     preset: Annotated[
         str | None,
@@ -75,7 +75,7 @@ def probe(
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     lr: Annotated[float | None, _training(help="Peak learning rate.", show_default="by preset")] = None,
     # The configuration checks the least value: a range here would widen a column at the cost of the names.
-    warmup: Annotated[int | None, _training(help="Updates; 0: none.", show_default="by preset")] = None,
+    warmup: Annotated[int | None, _training(help="Updates of the warm-up; 0: none.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
@@ -99,9 +99,9 @@ def probe(
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
         Literal["continue", "stop"] | None,
-        _training(help="After a divergence go on, or stop.", show_default="continue"),
+        _training(help="What to do after a divergence.", show_default="continue"),
     ] = None,
-    fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if it diverged.")] = False,
+    fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if the run diverged.")] = False,
     probes: Annotated[
         str | None, _probes(help="Comma-separated: default, standard, all, none, NAME, -NAME.", show_default="default")
     ] = None,
@@ -111,7 +111,7 @@ def probe(
     curvature_every: Annotated[
         str | None,
         _probes(
-            help="The same for critical_sharpness, preconditioned_sharpness and sharpness; N, log or auto.",
+            help="The same for the probes of curvature (such as critical_sharpness); N, log or auto.",
             show_default="auto: every 200, from 20,000 on 1 % apart",
         ),
     ] = None,
@@ -124,8 +124,8 @@ def probe(
         str | None,
         _run(
             metavar="RUN|auto",
-            help="Continue this run; only --steps may go with it. auto: start the run that this command describes, or "
-            "continue it where it stands.",
+            help="Continue this run, with no other setting than --steps. auto: start the run that this command "
+            "describes, or continue it if it has begun.",
         ),
     ] = None,
     config: Annotated[Path | None, _run(help="TOML file with sections model, data, train, probes.")] = None,
@@ -135,7 +135,7 @@ def probe(
     dry_run: Annotated[bool, _run("--dry-run", help="Print configuration, parameters, memory; train nothing.")] = False,
     show: Annotated[str, _run(metavar="PROBE", help="Show the layers of this probe in the live panel.")] = "grad_norm",
     as_json: Annotated[bool, JSON] = False,
-    quiet: Annotated[bool, _run("-q", "--quiet", help="No progress, only the run's path.")] = False,
+    quiet: Annotated[bool, _run("-q", "--quiet", help="Show no progress, print only the run's path.")] = False,
     verbose: Annotated[bool, _run("-v", "--verbose", help="Log more; show tracebacks.")] = False,
 ) -> int:
     """Train a reference Transformer and record its stability, layer by layer."""

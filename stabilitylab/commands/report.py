@@ -32,7 +32,7 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for index.html, figures/ and claims.csv.")] = Path("report"),
     figure: Annotated[
-        list[str] | None, typer.Option(help="Only this figure, such as branchnorm:8 (a bare 8 means that); repeatable.")
+        list[str] | None, typer.Option(help="Only this figure, such as branchnorm:8 (or 8 alone); repeatable.")
     ] = None,
     run: Annotated[
         list[str] | None, typer.Option(help="Diagnose this run (its name in the table of runs); repeatable.")
@@ -40,14 +40,14 @@ def report(
     place: Annotated[
         str,
         typer.Option(
-            help="Draw the histograms of the places that this regular expression matches, such as lm_head; else of "
-            "those that moved most.",
+            help="Draw the histograms of the places that this regular expression matches, such as lm_head; without it, "
+            "those of the places that moved most.",
             show_default=False,
         ),
     ] = "",
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Write the page again while runs go on, and the report at their end."),
+        typer.Option("--watch", help="Write the page again and again while runs go on, and the report at their end."),
     ] = False,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two pages of --watch.")] = 5.0,
     as_json: Annotated[bool, JSON] = False,
@@ -56,7 +56,8 @@ def report(
 ) -> int:
     """Write one page about your runs: curves, findings, layers, and the papers' figures and claims that they allow.
 
-    Exit 1 if an error prevented a figure, a run's part of the page or a claim's judgement; the page has all others.
+    Exit 1 if an error prevented a figure, a run's part of the page or a claim's judgement; the page has everything
+    else.
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
@@ -116,7 +117,7 @@ def _facts(built: Built) -> dict[str, object]:
     }
 
 
-FEW = 5  # up to so many figures that could not be made of runs of no paper have a line each
+FEW = 5  # for runs that test no claim: up to so many figures that could not be drawn get a line each
 
 
 def _show(built: Built) -> None:
@@ -129,10 +130,8 @@ def _show(built: Built) -> None:
     console.print(table)
     of_ones_own = all(one.verdict == "not testable" for one in built.findings)
     if of_ones_own and len(built.missing) > FEW:
-        told = (
-            f"\n{len(built.missing)} figures need other runs, and no claim of the papers can be judged by these: the "
-        )
-        console.print(f"{told}page has what each of them needs, and the command.")
+        told = f"\n{len(built.missing)} figures need other runs, and these runs test no claim of the papers."
+        console.print(f"{told} The page says what each figure needs, with the command.")
     elif built.missing:
         console.print("\nSkipped, since these figures need other runs:")
         for one in built.missing:

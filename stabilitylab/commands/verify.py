@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def verify(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", show_default=False)],
     reseal: Annotated[
-        bool, typer.Option("--reseal", help="First give JSON files that you changed on purpose their new checksum.")
+        bool, typer.Option("--reseal", help="First give a new checksum to JSON files that you changed on purpose.")
     ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
@@ -28,7 +28,7 @@ def verify(
 ) -> int:
     """Check that runs are complete and undamaged: checksums, schema, parts, missing steps.
 
-    Exit 1 if something is wrong with one of the runs.
+    Exit 1 if one of the runs is damaged or incomplete.
     """
     from ..store.folders import run_directories
     from ..store.verify import reseal_all
