@@ -31,7 +31,7 @@ class Attribution:
     def words(self) -> str:
         """Name the largest shares: ``step 59: 95 % lm_head, 2 % transformer.wte``."""
         shown = [f"{percent(share)} {describe(row)}" for row, share in self.shares[:NAMED] if share > 0]
-        return f"step {self.step}: {', '.join(shown) or 'no gradient but exact zeros'}"
+        return f"step {self.step}: {', '.join(shown) or 'every gradient is exactly 0'}"
 
 
 def shares_of(norms: np.ndarray) -> np.ndarray:
@@ -49,10 +49,10 @@ def shares_of(norms: np.ndarray) -> np.ndarray:
 
 
 def attribution(evidence: Evidence, *steps: int) -> tuple[Attribution, ...]:
-    """Return the shares of the first and of the last recorded row, and of the last one up to each of ``steps``; rows in
-    which a gradient is not finite are passed over. Empty where ``grad_norm`` was not recorded.
+    """Return the shares of the first and of the last recorded row, and of the last row up to each of ``steps``. Rows in
+    which a gradient is not finite are left out. The result is empty if ``grad_norm`` was not recorded.
 
-    Our definition, of the table ``grad_norm`` alone: before clipping, biases and norms included.
+    The shares are of the table ``grad_norm`` alone: before clipping, with biases and norms. The definition is our own.
     """
     grid = evidence.grid(TABLE)
     if grid is None:

@@ -118,5 +118,5 @@ def why_together(*events: Event) -> str:
     many = "both" if len(events) == 2 else f"all {len(events)}"
     shared = {depends_on(event.phase) for event in events}
     if len(shared) == 1 and len({event.moment for event in events}) == 1:
-        return f"{many} are seen in what depends on {shared.pop()}"
-    return f"they are seen in numbers of which none depends on {'the other' if len(events) == 2 else 'another'}"
+        return f"{many} are seen in numbers that depend on {shared.pop()}"
+    return "they are seen in numbers that do not depend on each other"

@@ -84,7 +84,7 @@ class Comparison:
             )
         words = [f"{self.a} and {self.b} part at {self.first.sentence()}."]
         if self.identical_through is None:
-            words.append("No step before it is common to both.")
+            words.append("No earlier step is common to both runs.")
         else:
             words.append(f"Identical {tolerance} through step {self.identical_through}.")
         table = self.first_in_table
@@ -93,11 +93,11 @@ class Comparison:
         return " ".join((*words, *self.placed()))
 
     def placed(self) -> list[str]:
-        """Return sentences about the place that differs first, by sums with random signs; norms do not tell it."""
+        """Return sentences about the place that differs first. Sums with random signs show the place; norms do not."""
         if self.sketched is None:
             if self.first_in_table is None or self.first_in_table.phase not in ("forward", "backward"):
                 return []
-            return ["Norms alone cannot place it: record both with the probe fingerprint, and bisect them."]
+            return ["Norms alone do not show the place: record both runs with the probe fingerprint, and bisect them."]
         found = f"By their fingerprints at step {self.sketched.step}:"
         return [" ".join((found, *self.sketched.sentences()[:2]))]
 

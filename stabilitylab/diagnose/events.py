@@ -16,7 +16,7 @@ from .order import describe, rank
 Severity = Literal["note", "warning", "failure"]
 Role = Literal["setting", "mechanism", "outcome"]
 LEDGER = "ledger"  # the source of detectors that read the ledger of updates
-LOOK = "Look at the place and the step that it names, and lower `lr` if nothing else is wrong there."
+LOOK = "Look at the place and the step of this event, and lower `lr` if nothing else is wrong there."
 F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 
 

@@ -21,7 +21,7 @@ from .evidence import Evidence, Grid
 
 LOSSES = ("held_out_nll", "nll", "loss")  # the first that all runs have
 TAIL = 0.1  # share of the steps over which a loss of single training batches is averaged
-NOT_DRAWN = ("train.seed", "data.seed")  # settings that differ as a matter of course
+NOT_DRAWN = ("train.seed", "data.seed")  # settings that are not listed, since they differ between most runs
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Standings:
         if lost:
             return f"{', '.join(lost)}: {self.loss} is not finite at step {self.step}, so there is no order."
         if len(ranked) < 2:
-            return "No loss is common to two of these runs: their numbers stand side by side, without an order."
+            return "No two of these runs have a loss in common: their numbers stand side by side, without an order."
         first, last = ranked[0], ranked[-1]
         if first.loss == last.loss:
             return f"At step {self.step} all have the same {self.loss}, {first.loss:.4f}."
@@ -82,7 +82,7 @@ class Standings:
         if data := [name for name in self.settings if name.startswith("data.")]:
             return f"{order} They were not measured on the same data ({listed(data)}), so this is no ranking."
         if any(row.kind != "train" for row in self.rows):  # no sweep can train somebody's own model
-            return f"{order} One run is one seed: with another the order may be another."
+            return f"{order} One run is one seed: another seed may give another order."
         return (
             f"{order} One run is one seed: 'stabilitylab sweep' makes several, and 'stabilitylab report' puts "
             "intervals on their difference."

@@ -181,7 +181,7 @@ def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     rolled = recorded(tmp_path / "rolled", faulty(GPT(4), "channels rolled"), probes="default")
     plain = recorded(tmp_path / "plain", GPT(4), probes="default")
     assert (
-        "Norms alone cannot place it: record both with the probe fingerprint"
+        "Norms alone do not show the place: record both runs with the probe fingerprint"
         in run("compare", str(plain), str(rolled))[1]
     )
     same = run("compare", str(runs["fp32"]), str(runs["same"]))[1]

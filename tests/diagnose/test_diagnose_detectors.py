@@ -238,7 +238,7 @@ def test_sharp_attention_is_trouble_where_most_modules_had_it_early(
     assert severities == ([] if severity is None else [severity])
     if severity == "warning":
         (event,) = (event for event in diagnosis.events if event.kind == "attention_collapse")
-        assert f"so are {modules} of 4 attention modules at the end, and half or more in " in event.evidence
+        assert f"{modules} of 4 attention modules are below 0.05 at the end, and half or more are " in event.evidence
         assert (event.step, event.usual, event.consequence) == (since, False, "still so at the last row")
         assert diagnosis.verdict == "warning"
     else:

@@ -82,7 +82,7 @@ def test_what_the_cadence_leaves_open_is_said() -> None:
     assert text.startswith("the evidence does not decide between loss spike at step 42 and ln growth at step 44")
     assert "ln growth began after step 40 and by step 44; record with every=1, on the command line --every 1" in text
     (text,) = undecided(explain([event("ln_growth", 42, 41), event("exploding", 42, 41)]))
-    assert text.endswith("both are seen in what depends on theta_t and the batch")
+    assert text.endswith("both are seen in numbers that depend on theta_t and the batch")
 
 
 def test_of_two_findings_of_one_moment_the_one_with_a_place_comes_first() -> None:
@@ -227,9 +227,9 @@ def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"attention": attention, "ln_gain": gains}))
     assert [event.phase for event in diagnosis.cause.together] == ["reference", "step"]
     assert (
-        "First signs, together at step 30: attention entropy collapse and non-finite numbers (both are seen in what "
-        "depends on theta_t alone). The attention entropy of layer 1 of encoder (ffn) is 0.017 of its largest possible "
-        "value"
+        "First signs, together at step 30: attention entropy collapse and non-finite numbers (both are seen in numbers "
+        "that depend on theta_t alone). The attention entropy of layer 1 of encoder (ffn) is 0.017 of its largest "
+        "possible value"
     ) in diagnosis.paragraph
     assert ". ln_gain.rms of layer 1 of encoder (ffn) is inf at step 30" in diagnosis.paragraph
     assert sentence(diagnosis.cause) == "attention entropy collapse and non-finite numbers at step 30"
@@ -282,7 +282,7 @@ def test_numbers_that_are_lost_at_one_point_are_all_named(tmp_path: Path) -> Non
     }
     event = only(found(made(tmp_path / "run", {"loss": falling(40)}, tables)), "non_finite")
     assert event.evidence.startswith("output_norm.value of layer 1 of encoder (ffn) is nan at step 30")
-    assert "equally early, from theta_t alone too: ln_gain.rms of layer 1" in event.evidence
+    assert "equally early, also from theta_t alone: ln_gain.rms of layer 1" in event.evidence
     assert "after it, in the training pass of that row: ln_input.value of layer 1" in event.evidence
 
 
@@ -305,7 +305,7 @@ def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_i
     rates = [1e-4 if t < AT else 1e-2 for t in STEPS]
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40), "lr": rates}, tables))
     assert "First signs, together at step 30: growth of norm inputs and learning-rate jump" in diagnosis.paragraph
-    assert "(they are seen in numbers of which none depends on the other)" in diagnosis.paragraph
+    assert "(they are seen in numbers that do not depend on each other)" in diagnosis.paragraph
     assert sentence(diagnosis.cause) == (
         "growth of norm inputs and learning-rate jump at step 30 -> update jump at step 30"
     )

@@ -142,7 +142,7 @@ def test_only_what_a_sweep_can_train_is_sent_to_it(tmp_path: Path) -> None:
     assert "'stabilitylab sweep' makes several" in standings(*ours).paragraph
     for pair in (own, [ours[0], own[1]]):
         assert "stabilitylab sweep" not in standings(*pair).paragraph
-        assert standings(*pair).paragraph.endswith("with another the order may be another.")
+        assert standings(*pair).paragraph.endswith("another seed may give another order.")
 
 
 def test_a_loss_that_begins_after_the_other_ended_is_none(tmp_path: Path) -> None:

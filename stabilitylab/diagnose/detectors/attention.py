@@ -58,7 +58,10 @@ def _collapsed(entropy: Grid, share: np.ndarray) -> Iterator[Event]:
     row, kept = found
     place = int(np.flatnonzero(kept)[0])
     ends, count = int(spent[-1].sum()), int(np.isfinite(share[-1]).sum())
-    told = f"; so are {ends} of {count} attention modules at the end, and half or more in {half.mean():.0%} of the rows"
+    told = (
+        f"; {ends} of {count} attention modules are below {ENTROPY_SHARE:g} at the end, and half or more are below it "
+        f"in {half.mean():.0%} of the rows"
+    )
     yield Event(
         "attention_collapse",
         "attention entropy collapse",

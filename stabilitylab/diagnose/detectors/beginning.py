@@ -38,7 +38,7 @@ class Explosion(NamedTuple):
 
 
 def explosion(values: np.ndarray) -> Explosion | None:
-    """Finds the first row, of the first ten, that is far over the median of those before it; None for none."""
+    """Find the first of the first ten rows that is far above the median of the rows before it; None without one."""
     if len(values) < 2 or not values[0]:
         return None
     usual = level(values)[:-1]
@@ -87,8 +87,8 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
     remedy="Lower `lr`, add warm-up steps, or use a smaller initialisation.",
 )
 def early_explosion(evidence: Evidence) -> Iterator[Event]:
-    """A failure where the loss does not come back to where it began; a warning where it does, and where the run learns
-    by its held-out loss."""
+    """Yield a failure if the loss does not come back to where it began. Yield a warning if it does, or if the run
+    learns by its held-out loss."""
     grid = evidence.loss()
     if grid is None:
         return

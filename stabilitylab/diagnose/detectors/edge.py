@@ -34,8 +34,8 @@ EDGE_ROWS = 8  # converged measurements of it
     names_cause=True,
 )
 def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
-    """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all.
-    Measurements that have not converged count for nothing."""
+    """Yield an event that begins at the first of three consecutive measurements above the limit, or else at the first
+    measurement above it. Measurements that have not converged do not count."""
     grid = evidence.decisive(TABLE, "to_edge")
     if grid is None:
         return

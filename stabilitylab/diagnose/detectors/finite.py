@@ -84,7 +84,7 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
         (loss for grid in grids if (loss := first_lost(grid)) is not None),
         key=lambda loss: (*loss.moment, loss.grid.is_metric, *loss.way),
     )
-    # 0 / 0 of a vector that is zero is not a broken number
+    # a column in which 0 / 0 of a zero vector gives NaN is no evidence of a broken number
     lost = [loss for loss in lost if loss.grid.is_metric or evidence.run.table(loss.grid.table).sound]
     if not lost:
         return
@@ -139,7 +139,7 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
     place, text = first, []
     if rivals := [loss for loss in tables if loss.moment == first.moment]:
-        why = f"equally early, from {depends_on(first.grid.phase)} too"
+        why = f"equally early, also from {depends_on(first.grid.phase)}"
         text.append(f"{why}: {listed([_sentence(loss) for loss in rivals])}")
     if first.grid.phase in ("step", "reference"):
         for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:

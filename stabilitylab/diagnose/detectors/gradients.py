@@ -55,7 +55,8 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     ),
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
-    """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
+    """Compare each layer's gradient with the largest of its stack: below VANISHED, or in plain geometric decay (a
+    note)."""
     for table in SOURCES:
         grid = evidence.grid(table, "value", True)
         for stack in grid.stacks() if grid is not None else ():
@@ -180,7 +181,7 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
     remedy="Clip gradients with `clip_grad_norm_`, lower `lr`, and look at the layer that is named.",
 )
 def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
-    """The total gradient norm, or a layer's, against its own past."""
+    """Compare the total gradient norm, and that of each layer, with its own past."""
     total = evidence.metric("grad_norm_total")
     if total is not None:
         yield from _exploded(total, times(total.values, past_largest(total.values)))
@@ -225,7 +226,8 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     names_cause=True,
 )
 def dead_layer(evidence: Evidence) -> Iterator[Event]:
-    """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""
+    """Find gradients that are absent (frozen or unused parameters), gradients of exactly 0 beside others that are not
+    0, and parameters that are never updated."""
     grid = evidence.grid("grad_norm", "value")
     if grid is not None:
         missing = grid.absent & ~np.logical_and.reduce(grid.absent, axis=1)[:, None]

@@ -40,7 +40,8 @@ WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
     names_cause=True,
 )
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
-    """The condition stands unless the rate was taken back to its maximum before the jump."""
+    """Yield jumps of the learning rate. The condition stands unless the rate came back to its maximum before the
+    jump."""
     seen = set()
     for event in _of_metric(evidence):
         seen.add(event.step)
@@ -92,7 +93,8 @@ def _of_metric(evidence: Evidence) -> Iterator[Event]:
     remedy="Lower `lr`, add warm-up steps or clip the gradients; raise Adam's `eps` if second moments were tiny.",
 )
 def update_jump(evidence: Evidence) -> Iterator[Event]:
-    """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
+    """Compare with its own past: the optimizer's update (rms over entries, layer by layer), and the change of the
+    output by one update, ||dF||."""
     grid = evidence.grid("update_ratio", "rms")
     if grid is not None:
         yield from _update(grid, felt_growth(grid.measured, UPDATE_SHARE), "the rms of the update")
@@ -138,9 +140,10 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     names_cause=True,
 )
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
-    """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
+    """Compare rms(theta) = rms / value of ``update_ratio`` between neighbouring rows, to find weights that were scaled,
+    zeroed or loaded in between.
 
-    The updates in between explain a change up to their own size; new weights of the old size are not seen.
+    The updates in between explain a change up to their own size. New weights of the old size are not found.
     """
     ratio, rms = evidence.grid("update_ratio", "value"), evidence.grid("update_ratio", "rms")
     if ratio is None or rms is None:

@@ -69,7 +69,8 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
     names_cause=True,
 )
 def optimizer_state(evidence: Evidence) -> Iterator[Event]:
-    """A state that was dropped and comes back with a count from 0 is one event."""
+    """Yield losses and replacements of the state. A state that was dropped and comes back with a count from 0 is one
+    event."""
 
     def is_state(change: LoopChange) -> bool:
         return change.kind != "write" or change.of_moments
@@ -156,8 +157,8 @@ def dtype_change(evidence: Evidence) -> Iterator[Event]:
     names_cause=True,
 )
 def accumulation_change(evidence: Evidence) -> Iterator[Event]:
-    """The number is known in probed rows, so that the change lies after the probed row before. A larger batch is
-    no trouble by itself: the loss decides."""
+    """Yield changes of the number of micro-batches. The number is known in probed rows only, so a change lies between
+    two probed rows. A larger batch is no trouble by itself: the loss decides."""
     for event in change_events(evidence, "accumulation_change", "change of accumulation", BETWEEN, ("accumulation",)):
         yield replace(event, after=_probed_before(evidence, event.step), usual=True)
 

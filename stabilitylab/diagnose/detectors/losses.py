@@ -63,7 +63,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         return
     levels = level(values)
     floor = np.maximum(SPIKE_OF_LEVEL * np.abs(levels), SPIKE_OF_START * abs(levels[LEVEL_ROWS - 1]))
-    # only rows over the floor can be spikes: of those the noise is worth its cost
+    # only rows above the floor can be spikes, so the noise is computed for these rows alone
     high = np.flatnonzero(values[LEAST_ROWS:] > (levels + floor)[LEAST_ROWS - 1 : -1]) + LEAST_ROWS
     over_by, count = 0, 0
     for at in high.tolist():
@@ -108,7 +108,8 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
     remedy="Lower `lr`, or add warm-up steps, unless an earlier event names another cause.",
 )
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
-    """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
+    """Apply the verdict's rule to an nll, the held-out one first. For a loss of unknown unit, compare its end with its
+    start."""
     held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
     for nll in (held_out, grid if grid is not None and grid.column == "nll" else None):
         if nll is not None:
@@ -168,7 +169,8 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
     remedy="Try `lr` ten times lower and, if the loss fell at no rate, ten times higher; check the labels.",
 )
 def plateau(evidence: Evidence) -> Iterator[Event]:
-    """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
+    """Find a run that is stuck at the unigram baseline, if the baseline is known; else a loss that never fell, or that
+    lost again what it had gained."""
     if len(evidence.steps) < PLATEAU_ROWS or next(loss_divergence(evidence), None) is not None:
         return
     if (held_out := evidence.metric("held_out_nll")) is not None and evidence.unigram is not None:
@@ -239,8 +241,8 @@ def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
 
 
 def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, classes: int | None) -> Iterator[Event]:
-    """A note where the loss stands still, near enough to where it began that it may have learned no more than how often
-    its tokens are; a failure where it stands still at the loss of a uniform guess over the classes."""
+    """Yield a note if the loss stands still so near its start that the model may have learned only the frequencies of
+    the tokens. Yield a failure if the loss stands still at that of a uniform guess over the classes."""
     first, last = float(smooth[0]), float(smooth[-1])
     highest, lowest = np.maximum.accumulate(smooth[::-1])[::-1], np.minimum.accumulate(smooth[::-1])[::-1]
     at = last_stretch(highest - lowest <= FLAT_SD * sd)

@@ -46,8 +46,8 @@ NEEDS = "probe grad_norm, where queries and keys can be told apart from the rest
     ),
 )
 def rank_collapse(evidence: Evidence) -> Iterator[Event]:
-    """Per stack and kind of attention; a note where it has passed, or may still pass, at the end of the run (then it is
-    open whether it does), and where it is less than half of the layers."""
+    """Yield at most one event for each stack and kind of attention. It is a note if the collapse has passed at the end
+    of the run, if it may still pass (the run is open then), or if less than half of the layers have it."""
     keys, whole = evidence.grid("grad_norm", "qk"), evidence.grid("grad_norm", "value")
     if keys is None or whole is None:
         return

@@ -38,8 +38,8 @@ CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
     remedy="Lower `lr`, or shorten the ramp (`model.T`).",
 )
 def constant_encoder(evidence: Evidence) -> Iterator[Event]:
-    """Outputs alike at tokens of one sentence and of different sentences, to the end of the run; a note as long as they
-    may come apart again."""
+    """Find an encoder whose outputs are alike, within and between sentences, to the end of the run. It is a note as
+    long as the outputs may become different again."""
     between, within = evidence.metric("encoder_distance_between"), evidence.metric("encoder_distance_within")
     worth = _last(evidence.metric("source_worth"))
     if between is None or (since := _alike_since(between)) is None or worth >= READS_NATS:
@@ -69,13 +69,13 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     remedy="Lower `lr`, or train on: so far the decoder is a language model.",
 )
 def ignored_source(evidence: Evidence) -> Iterator[Event]:
-    """A loss below the unigram baseline that another sentence's source does not change, of an encoder that is not
-    constant; a note as long as the decoder may begin to read."""
+    """Find a loss below the unigram baseline that does not change with another sentence's source, if the encoder is not
+    constant. It is a note as long as the decoder may begin to read."""
     worth, between = evidence.metric("source_worth"), evidence.metric("encoder_distance_between")
     if worth is None or not _last(worth) < READS_NATS or not _is_below_baseline(evidence):
         return
     if between is not None and _alike_since(between) is not None:
-        return  # constant_encoder says why
+        return  # the detector constant_encoder reports this case
     since = last_stretch(worth.values[:, 0] < READS_NATS)
     late = _lasted(worth, since) >= MAY_PASS
     yield Event(
@@ -101,7 +101,7 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
     remedy="Do nothing: the encoder still tells sentences apart.",
 )
 def alike_tokens(evidence: Evidence) -> Iterator[Event]:
-    """Outputs alike at the tokens of a sentence, and not at those of different sentences; the source is read."""
+    """Find an encoder whose outputs are alike within sentences and differ between sentences, if the source is read."""
     within, worth = evidence.metric("encoder_distance_within"), _last(evidence.metric("source_worth"))
     if within is None or (since := _alike_since(within)) is None or not worth >= READS_NATS:
         return
