@@ -21,7 +21,8 @@ class Answers:
         for name in skip:
             if name not in names:
                 hint = meant(name, names)
-                raise UsageError(f"skip names {name!r}, which is no question.{hint} There are {', '.join(names)}.")
+                known = ", ".join(names)
+                raise UsageError(f"skip names {name!r}, which is no question.{hint} The questions are {known}.")
         self._names, self.skip = names, frozenset(skip)
         self._found: dict[str, Check] = {}
 

@@ -15,8 +15,8 @@ from .seen import Seen
 FUTURE, SAMPLE = "future leak", "sample leak"
 STILL = "the output does not depend on the input yet, as above a layer of zeros"
 EITHER = (
-    "outputs depend on others along the first dimension, not along the second: say batch_first=False if samples lie "
-    "along the second, or batch_first=True, which makes it a leak"
+    "outputs depend on each other along the first dimension and not along the second: say batch_first=False if samples "
+    "lie along the second; with batch_first=True this is a leak"
 )
 
 
@@ -59,7 +59,7 @@ def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
                 return weigh(SAMPLE, share, f"samples{where} do not depend on each other"), axes
     if not tried:
         sizes = "x".join(map(str, output.shape))
-        return not_checked(SAMPLE, f"an output of {sizes} has no samples as the inputs have, or {STILL}"), None
+        return not_checked(SAMPLE, f"an output of {sizes} has not the samples of the inputs, or {STILL}"), None
     axes, share = next(iter(tried.items()))
     n = output.shape[axes.output]
     return weigh(SAMPLE, share, f"{share:.2g} of the gradient of one sample's output is of the other {n - 1}"), None
@@ -105,13 +105,13 @@ def future(
     if causal is False:
         return not_checked(FUTURE, "causal=False was given"), None
     if output is None or axes is None:
-        return not_checked(FUTURE, "the samples of the output could not be told (see sample leak)"), None
+        return not_checked(FUTURE, "the dimension of the samples was not found (see sample leak)"), None
     time_out, time_in = 1 - axes.output, 1 - axes.input
     leaves = predicts_next or seen.leaves
     shares = [share for leaf in leaves if (share := _ahead(output, leaf, time_out, time_in)) is not None]
     if not shares:
         sizes = "x".join(map(str, output.shape))
-        return not_checked(FUTURE, f"an output of {sizes} has no places as the inputs have, or {STILL}"), None
+        return not_checked(FUTURE, f"an output of {sizes} has not the places of the inputs, or {STILL}"), None
     least = min(shares)  # an encoder-decoder may see the encoder's inputs whole
     found = least <= BOUNDS[FUTURE, "fail"].limit
     if not predicts_next and causal is None:

@@ -204,7 +204,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 def _loss(loss_fn: Callable[[nn.Module, Any], torch.Tensor], model: nn.Module, batch: Any) -> torch.Tensor:
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("no parameter of the model requires a gradient: there is nothing to train.")
+        raise UsageError("no parameter of the model requires a gradient: call requires_grad_(True) on those to train.")
     loss = _asked(loss_fn, model, batch)
     _check(loss)
     return loss

@@ -214,7 +214,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     known = [name for name in list(inspect.signature(watch).parameters)[1:] if name not in OWN]
     for name in options:
         if name in OWN:
-            raise UsageError(f"{name!r} is not yours to say in a verification: leave it out.")
+            raise UsageError(f"{name!r} is set by the verification itself: leave it out.")
         if name not in known:
             raise UsageError(f"{name!r} is no argument of watch: it takes {', '.join(known)}.")
 

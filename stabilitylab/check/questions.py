@@ -108,7 +108,7 @@ class Questions:
 
     def _change(self, rate: float) -> Check:
         if not self._known:
-            return not_checked(start.CHANGE, "the predictions before the update were not looked at")
+            return not_checked(start.CHANGE, "the predictions before the update are not known")
         found = start.output_change(self._before, self._now())
         if found.state != "fail":
             return found

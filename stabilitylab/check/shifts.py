@@ -218,11 +218,11 @@ def _by_loss(
     for shift, (loss, error) in others.items():
         lower = here - loss
         if loss < KNOWS * uniform and lower > LOWER and lower > ERRORS * error:
-            remedy = f"move the labels by {-shift:+d}: the model predicts those {abs(shift)} place away"
+            remedy = f"move the labels by {-shift:+d}: the model predicts the labels {abs(shift)} place away"
             measured = f"the loss is lower by {lower:.3g} at a shift of {shift:+d}; {text}"
             return weigh(NAME, float(abs(shift)), measured, remedy=remedy)
     if offset is None and not min(loss for loss, _ in losses.values()) < KNOWS * uniform:
-        return not_checked(NAME, f"{text}; the model knows nothing yet, so that no loss tells the right one")
+        return not_checked(NAME, f"{text}; the model is untrained, so its losses do not show the right shift")
     return weigh(NAME, 0.0, text)
 
 

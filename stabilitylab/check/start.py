@@ -26,7 +26,7 @@ def loss_at_start(seen: Seen, classes: int | None = None) -> Check:
         loss = float(seen.loss.detach())
         return weigh(LOSS, loss - math.log(classes), _said(loss, classes), remedy=_remedy(math.nan))
     if not own:
-        return not_checked(LOSS, f"{NONE}: give classes=, the number that it chooses among, if it is one")
+        return not_checked(LOSS, f"{NONE}: if it is a cross-entropy, give classes=, its number of classes")
     loss, count, call = max(own, key=lambda one: one[0] - math.log(one[1]))
     spread = float(call.logits[call.counted].double().std(dim=1).mean())
     return weigh(LOSS, loss - math.log(count), _said(loss, count), remedy=_remedy(spread))
@@ -47,10 +47,10 @@ def output_change(before: CrossEntropy | None, after: CrossEntropy | None, lower
     """Check KL(before || after) of the predicted distributions, mean over predictions that count; ``lower``: the advice
     with the rate at which it would be within its bound."""
     if before is None:
-        return not_checked(CHANGE, f"{NONE}, so that no classes are predicted")
+        return not_checked(CHANGE, f"{NONE}, so the predictions of classes are not known")
     found = divergence(before, after)
     if math.isnan(found):
-        return not_checked(CHANGE, "the predictions after the update are not those of before, or not finite")
+        return not_checked(CHANGE, "the predictions after the update have another shape, or are not finite")
     return weigh(CHANGE, found, f"one update changes the predictions by {found:.3g} nats", remedy=lower)
 
 

@@ -362,7 +362,7 @@ def _device(model: Any) -> torch.device:
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise UsageError("the model must be a torch.nn.Module with parameters.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("no parameter of the model requires a gradient: there is nothing to train.")
+        raise UsageError("no parameter of the model requires a gradient: call requires_grad_(True) on those to train.")
     return next(model.parameters()).device
 
 

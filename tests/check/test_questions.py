@@ -80,7 +80,7 @@ def test_a_leak_and_sequences_that_come_first_look_alike_where_no_label_tells() 
     model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(6, 4, 8)
     asked = check(preflight(model, x, squared), "sample leak")
     assert asked.state == "not checked"
-    assert "say batch_first=False if samples lie along the second" in asked.measured
+    assert "say batch_first=False if samples lie along the second; with batch_first=True" in asked.measured
     told = check(preflight(model, x, squared, batch_first=False), "sample leak")
     assert (told.state, told.value) == ("ok", 0)
     assert check(preflight(model, x, squared, batch_first=True), "sample leak").state == "fail"
@@ -276,7 +276,7 @@ def test_of_a_trained_model_the_lowest_loss_tells_the_shift(shift: int) -> None:
     assert found.state == ("fail" if shift else "ok")
     assert found.value == abs(shift)
     if shift:
-        assert found.remedy == f"move the labels by {-shift:+d}: the model predicts those 1 place away"
+        assert found.remedy == f"move the labels by {-shift:+d}: the model predicts the labels 1 place away"
 
 
 def sentences(changed: float) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ def test_a_question_that_cannot_be_asked_says_why(ranks: Any) -> None:
     assert told["tensor batch"] == ("not checked", NOT_KNOWN)
     assert told["dropout on tensor ranks"] == ("not checked", NOT_KNOWN)
     assert told["copied shards"][0] == "not checked"
-    assert told["evaluation"] == ("not checked", "no evaluate= was given, the evaluation of your loop")
+    assert told["evaluation"] == ("not checked", "evaluate= was not given: pass the evaluation of your loop")
     assert told["buffers"] == ("ok", "DistributedDataParallel broadcasts them")
     assert told["dropout on data ranks"][0] == "ok"
     sharded = same(tuple(one["answers"] for one in ranks("setups_sharded")))["checks"]
@@ -132,7 +132,7 @@ def test_where_one_rank_fails_all_say_which_and_why(ranks: Any) -> None:
     [
         ("cut_batch", ["tensor batch"], "rank 1 has other samples than the tensor ranks beside"),
         ("doubled", ["optimizer doubles"], "1 of 5: first.weight on ranks 0 and 1"),
-        ("rates", ["update"], "6 of 6: first.weight, first.bias, norm.weight and 3 more move otherwise on rank 1"),
+        ("rates", ["update"], "6 of 6: first.weight, first.bias, norm.weight and 3 more move differently on rank 1"),
     ],
 )
 def test_another_fault_is_the_first_finding(ranks: Any, case: str, findings: list[str], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The check of several processes before training: whether they fit together."""
+"""The check of several processes before training: the agreement of their weights, batches, gradients and updates."""
 
 from .ask import NAMES, SOURCES, check_ranks
 from .report import RankCheck

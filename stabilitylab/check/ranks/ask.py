@@ -99,7 +99,8 @@ def check_ranks(
 
 
 class _OfRanks(Answers):
-    """An error that all ranks raise is a reason; any other ends the check, since the ranks would part."""
+    """Answers in which only an error that all ranks raise counts as a reason. Any other error ends the check, since the
+    ranks would then ask different questions."""
 
     def why_not(self, error: Exception) -> str:
         return str(error) if isinstance(error, RankFailedError) else ""

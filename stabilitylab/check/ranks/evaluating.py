@@ -12,7 +12,7 @@ from .members import Members, names_of
 
 EVALUATION = "evaluation"
 ROUNDING = 1e-4  # relative difference of losses that a GPU's order of additions may make, where all is sharded
-NOT_GIVEN = "no evaluate= was given, the evaluation of your loop"
+NOT_GIVEN = "evaluate= was not given: pass the evaluation of your loop"
 
 
 def gathered_now(members: Members, model: nn.Module) -> list[str]:

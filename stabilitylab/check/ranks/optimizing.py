@@ -66,7 +66,7 @@ def updated(
     each = members.gather(lambda: {name: (members.parts[name], summed(change)) for name, change in changes.items()})
     apart, ranks = differing(each, lambda one, other: same_sums(one, other, ROUNDING))
     if apart:
-        measured = f"{len(apart)} of {len(changes)}: {listed(apart)} move otherwise on {said(ranks)}"
+        measured = f"{len(apart)} of {len(changes)}: {listed(apart)} move differently on {said(ranks)}"
         return weigh_names(UPDATE, apart, measured)
     states = {name: _moves(changes[name], gradients[name]) for name in changes}
     found = members.gathered(states)
