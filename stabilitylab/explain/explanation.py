@@ -120,7 +120,8 @@ def explain(
     - ``scaler``, ``scheduler``, ``clip``: as they were given to the recorder, if they were.
     - ``audit``: True to replay and check only, without interventions.
     - ``updates``: the largest number of updates that the audit replays.
-    - ``progress``: gets a sentence as each part begins, with what it will take, and one after each intervention.
+    - ``progress``: a function that gets a sentence at the start of each part, with its cost, and one at the start of
+      each intervention.
 
     A run of several processes (DistributedDataParallel) is explained by as many processes. Call this on each of them,
     with the wrapped model: all replay together, and all return the same result.
@@ -133,12 +134,12 @@ def explain(
         loss_fn = loss_fn or given.loss_fn
     if model is None or optimizer is None or loss_fn is None:
         if model is not None or optimizer is not None:
-            raise UsageError("explain needs model, loss_fn and optimizer together: give all three, or none for facts.")
+            raise UsageError("explain needs model, loss_fn and optimizer together: give all three, or none of them.")
         return _facts_alone(flight)
     loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, scaler=scaler, scheduler=scheduler, clip=clip)
     flight = agreed(flight, loop.processes)
     auditor = Auditor(flight, loop, updates)
-    progress(f"replaying the {auditor.count} recorded updates that lie behind a snapshot")
+    progress(f"replaying the {auditor.count} recorded updates that follow a snapshot")
     began = time.monotonic()
     result = auditor.run()
     seconds = (time.monotonic() - began) / max(1, result.replayed + result.tried)
@@ -188,9 +189,9 @@ def _facts_alone(flight: Flight) -> Explanation:
     findings = first_of_each(fact_findings(flight))
     accused = [one for one in findings if one.accused]
     head = (
-        f"{_told(flight)} The ledger has {len(accused)} findings."
+        f"{_told(flight)} The ledger has {len(accused)} finding{'s' * (len(accused) > 1)}."
         if accused
-        else f"{_told(flight)} The ledger has none."
+        else f"{_told(flight)} The ledger has no finding."
     )
     why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
     verdict: Verdict = "finding" if accused else ("not replayed" if flight.lasting() else "no trouble")
@@ -220,7 +221,7 @@ def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFind
             f"{head} The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
         ]
     else:
-        found.sentences = [f"{head} Nothing is accused; what differs was not declared."]
+        found.sentences = [f"{head} No fault was found: the replay differs only by things that were not declared."]
     if audit and flight.trouble is not None:
         found.unchecked.append("interventions: leave --audit out to try them")
 
@@ -238,7 +239,7 @@ def _intervene(
     seconds: float,
     progress: Progress,
 ) -> None:
-    """Try interventions, and say the verdict; ``seconds``: what an update of the audit took."""
+    """Try interventions, and write the verdict and its sentences. ``seconds``: the time of one update of the audit."""
     assert found.audit is not None, "an audit was made"
     window = window_of(flight, [one.step for one in accused])
     if window is None:
@@ -248,7 +249,7 @@ def _intervene(
         return
     length = window.stop - window.start
     progress(
-        f"trying interventions: each, and each repeat of one that heals, replays {length} updates, about "
+        f"trying interventions: each, and each repeat of an intervention that heals, replays {length} updates, about "
         f"{seconds * length:.1f} s"
     )
     tried = found.experiment = intervene(flight, loop, window, found.findings, progress)
@@ -269,7 +270,8 @@ def _intervene(
 def _by_declaration(
     found: Explanation, tried: InterventionRecord, accused: Sequence[AuditFinding], head: str
 ) -> tuple[Verdict, list[str]]:
-    """Return the words if the declared replay has no harm: what was recorded is not what was declared."""
+    """Return the verdict and its sentences if the declared replay does no harm: the recorded loop is not the declared
+    one."""
     replayed = [one for one in accused if one.step <= tried.window.trouble]
     level = f"the score on healthy batches stays at {tried.plain:.4g} (healthy: {tried.healthy.score:.4g})"
     repeats = f"{sum(not tried.healthy.is_harmed(s) for s in tried.declared_repeats)} of {len(tried.declared_repeats)}"
@@ -278,14 +280,15 @@ def _by_declaration(
         return "no lasting harm", [head, f"Trouble without lasting harm: {level}."]
     if not tried.declared_heals:
         return ("finding" if accused else "no cause found"), [
-            head, f"The declared updates heal in {repeats} jittered repeats only: no cause is named.",
+            head, f"The declared updates heal in only {repeats} repeats with noise: no cause is named.",
         ]  # fmt: skip
     if not replayed:
-        return "no cause found", [head, f"The declared updates alone heal ({repeats}), but what differs is not known."]
+        told = f"The declared updates alone heal ({repeats} repeats), but the cause of the difference is not known."
+        return "no cause found", [head, told]
     first = replayed[0]
     return "cause", [
         head,
-        f"Cause: {first.sentence}. Evidence: with the declared updates {level}, in {repeats} jittered repeats. "
+        f"Cause: {first.sentence}. Evidence: with the declared updates {level}, in {repeats} repeats with noise. "
         f"Remedy: {first.remedy}.",
     ]
 
@@ -298,7 +301,7 @@ def _cause(tried: InterventionRecord) -> list[str]:
     evidence = (
         f"with {own.with_it} the score on healthy batches stays at {first.score:.4g} "
         f"(healthy: {tried.healthy.score:.4g}; {healed} of {healed} repeats); without, it is {_number(tried.plain)}; "
-        f"no control does ({reached} of {total})"
+        f"no control heals ({reached} of {total})"
     )
     remedy = own.finding.remedy if own.finding is not None else "undo it, or take one of the remedies below"
     lines = [f"Cause: {own.cause}. Evidence: {evidence}. Remedy: {remedy}."]

@@ -22,7 +22,7 @@ Progress = Callable[[str], object]
 
 
 def unheard(sentence: str) -> None:
-    """Take a sentence of the progress that nobody waits for."""
+    """Ignore a sentence about the progress."""
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def _bisect(bench: Bench, found: InterventionRecord) -> None:
 
 
 def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
-    """Return the intervention that takes back what a finding names; None if a declared replay has not got it."""
+    """Return the intervention that undoes what a finding names; None if the declared replay does not contain it."""
     step = finding.step
     if finding.kind in ("rate", "setting"):
         key = "lr" if finding.kind == "rate" else finding.place.rpartition(" ")[2]

@@ -96,7 +96,7 @@ class Judge:
 
 
 def roller(labels: Sequence[str], by: int) -> Callable[[str, Tensor], Tensor]:
-    """Return a change that rolls the labels along their last dimension, but one that has it as features."""
+    """Return a change that rolls the labels along dimension 1, the places of a sequence."""
 
     def roll(name: str, tensor: Tensor) -> Tensor:
         return tensor.roll(by, 1) if name in labels and by else tensor
@@ -105,7 +105,7 @@ def roller(labels: Sequence[str], by: int) -> Callable[[str, Tensor], Tensor]:
 
 
 def _shifted(scores: Scores) -> list[AuditFinding]:
-    """Batches whose labels fit the judge better when they are rolled, where those of others do not."""
+    """Find batches whose labels fit the judge better when they are rolled, while the labels of other batches do not."""
     if 1 not in scores.rolled:
         return []
     plain, found = np.array(scores.rolled[0]), []

@@ -97,7 +97,7 @@ class Recorder:
         for name in ("scaler", "scheduler"):
             one = getattr(self, name)
             if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                raise UsageError(f"Recorder({name}={one!r}): it needs state_dict() and load_state_dict().")
+                raise UsageError(f"Recorder({name}={one!r}): give an object with state_dict() and load_state_dict().")
 
     def instruments(self) -> list[Instrument]:
         """Return new instruments: the ledger, and the recorder, which gets the ledger's facts."""
@@ -244,7 +244,8 @@ class UpdateRecorder(Instrument):
             return
         if not self._numbers:
             if self._flight.updates:
-                self._gap = self._gap or f"updates came without w.batch(), first update {row.step}: no replay passes it"
+                told = f"updates came without w.batch(), update {row.step} first: a replay ends before it"
+                self._gap = self._gap or told
                 self._note(self._gap)
             else:
                 self._cannot("no batch was given before row 0: loop over w.batches(loader), or call w.batch(batch)")
@@ -427,7 +428,8 @@ class UpdateRecorder(Instrument):
                 record(not_replayable=why)
 
     def _announce(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Say what the recorder may need of the host's memory: a warning if that is more than half of what is free."""
+        """Log how much of the host's memory the recorder may need: a warning if that is more than half of the free
+    memory."""
         count = sum(parameter.numel() for parameter in parameters.values())
         snapshots = len(self._given.keep) + 1
         needed, free = snapshots * 12 * count + self._given.cap, free_memory()

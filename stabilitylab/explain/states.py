@@ -81,7 +81,9 @@ def restore(
         parameter.grad = None
     set_numbers(model, state["numbers"])
     if len(state["optimizers"]) != len(optimizers):
-        raise UsageError(f"{len(state['optimizers'])} optimizers were recorded, and {len(optimizers)} are given.")
+        raise UsageError(
+            f"{len(state['optimizers'])} optimizers were recorded, not {len(optimizers)}: give those of the run."
+        )
     for kept, one in zip(state["optimizers"], optimizers, strict=True):
         restore_optimizer(kept, one, parameters_of(model))
     if state["scaler"] is not None and scaler is not None:

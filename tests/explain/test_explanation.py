@@ -36,7 +36,7 @@ def test_a_rate_that_was_raised_is_a_cause(tmp_path: Path) -> None:
     text = str(found)
     assert f"with the learning rate of step {FIRST - 1} the score" in text
     assert "6 of 6 repeats" in text
-    assert "no control does (0 of 4)" in text
+    assert "no control heals (0 of 4)" in text
     tried = found.experiment
     assert tried is not None
     (first,) = [one for one in tried.trials if one.intervention.name == "learning rate as before"]

@@ -249,7 +249,7 @@ def test_an_update_without_its_batch_ends_the_replay_there(tmp_path: Path, caplo
     assert given.flight is not None
     assert [update.step for update in given.flight.replayable(0)] == [0, 1, 2, 3]
     assert [one for one in given.flight.notes if "without w.batch()" in one] == [
-        "updates came without w.batch(), first update 4: no replay passes it"
+        "updates came without w.batch(), update 4 first: a replay ends before it"
     ]
 
 
