@@ -173,7 +173,7 @@ def search_rates(
 
 
 def check_numbers(horizon: Any, seeds: Sequence[Any], updates: Any, minutes: Any) -> None:
-    """Raise UsageError for a value that is not a number of the right kind."""
+    """Raise UsageError for a horizon, seeds or a budget that are not numbers of the right kind."""
     for name, value in (("horizon", horizon), ("updates", updates)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UsageError(f"{name} = {value!r} must be a number of updates, 1 or more.")

@@ -60,8 +60,8 @@ class SearchFolder:
                 raise UsageError(f"{path} holds a search: go on with --resume (resume=True), or give another --out.")
             if wrong := next((key for key in own if before.get(key) != own[key]), None):
                 raise UsageError(
-                    f"the search in {path} has {wrong} = {before.get(wrong)!r}, not {own[wrong]!r}: give what it was "
-                    "begun with, or another --out."
+                    f"the search in {path} has {wrong} = {before.get(wrong)!r}, not {own[wrong]!r}: give the value "
+                    "that the search was begun with, or another --out."
                 )
         elif path.exists() and any(path.iterdir()):
             raise UsageError(f"{path} is not empty and holds no search: give another --out.")
@@ -133,7 +133,9 @@ class SearchFolder:
                 if number == len(lines) - 1:
                     replace_file(path, "".join(lines[:-1]).encode())  # torn by a crash: its trial goes on
                     break
-                raise InputError(f"line {number + 1} of {path} cannot be read: restore it, or begin anew.") from error
+                raise InputError(
+                    f"line {number + 1} of {path} cannot be read: restore the file, or give another --out."
+                ) from error
         return found
 
 

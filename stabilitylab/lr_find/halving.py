@@ -21,9 +21,9 @@ NEAR = 1.5  # a rung within this factor of the next one is left out
 SPAN = 8.0  # rates that go on span this factor at least, below the best of the first rung too
 LEAST_RATES = 3
 USELESS = 0.5  # a loss that lies above the best by more than this share of the fall is of no use
-FURTHEST = 2.0**14  # the grid ends so far from its first rate
+FURTHEST = 2.0**14  # the largest factor between the first rate and an end of the grid
 DELTA, DELTA_SHARE = 0.05, 0.1  # of the loss; of the fall from the start to the best loss, where that is less
-LOWER = 2  # lower rates that run to the horizon if none is eligible there
+LOWER = 2  # the most lower rates that run to the horizon if no rate is eligible there
 SAME = 1e-7  # two losses are the same if they differ by no more than this share
 SEEDS = (0, 1, 2)
 WARMUPS = (0, 10, 40, 160)
@@ -116,11 +116,15 @@ class RatePlan:
 
 @dataclass
 class SearchRecord:
-    """The trials of a search so far. ``updates``: the last rung that all its rates reached (of the first: the first
-    grid), 0 before the first.
-    ``rungs``: rung -> those rates. ``best``, ``safe``: rates that were repeated with other seeds. ``warmups``: the
-    warm-ups that were tried at the safe rate. ``stopped``: the reason why the search ended early, "" if it did not;
-    ``why``: of which kind."""
+    """The trials of a search so far.
+
+    - ``updates``: the last rung that all its rates reached (in the first rung: the rates of the first grid); 0 before
+      the first rung has ended.
+    - ``rungs``: rung -> the rates that reached it.
+    - ``best``, ``safe``: rates that were repeated with other seeds.
+    - ``warmups``: the warm-ups that were tried at the safe rate.
+    - ``stopped``: the reason why the search ended early, "" if it did not; ``why``: the kind of this reason.
+    """
 
     plan: RatePlan
     results: dict[RateTrial, RateResult] = field(default_factory=dict)
@@ -237,7 +241,7 @@ class _Halving:
         """Return ``rate``; None, and a note, if it is too far from the first one."""
         if self.plan.first / FURTHEST <= rate <= self.plan.first * FURTHEST:
             return rate
-        note = f"The grid was not extended to {rate:.3g}, more than {FURTHEST:g} times from {self.plan.first:g}."
+        note = f"The grid was not extended to {rate:.3g}, a factor of more than {FURTHEST:g} from {self.plan.first:g}."
         if note not in self.engine.notes:
             self.engine.notes.append(note)
         return None
@@ -270,7 +274,8 @@ class _Halving:
         few = [rate for rate in few if rate in (best, min(few), max(few))]
         if len(few) < len(rates) and self.trainer.affords([RateTrial(rate, seed, updates) for rate in few]):
             self.engine.notes.append(
-                f"The budget carries {len(few)} of {len(rates)} rates beyond {before:,} updates, the best ones."
+                f"The budget suffices for {len(few)} of {len(rates)} rates beyond {before:,} updates: the best rate "
+                "and rates near it."
             )
         return few
 
@@ -294,7 +299,7 @@ class _Halving:
             else:
                 break
             self.engine.notes.append(
-                f"After {updates:,} updates the best rate, {best:g}, stood at the edge of the rates that were left, so "
+                f"After {updates:,} updates the best rate, {best:g}, was the lowest or the highest that was left, so "
                 f"{beyond:g} was tried."
             )
             self.engine.add([beyond])
@@ -340,7 +345,9 @@ class _Halving:
                 mean = engine.mean([RateTrial(best, seed, plan.horizon) for seed in plan.seeds])
                 if losses - mean <= delta:
                     return rate
-            engine.notes.append(f"At {rate:g} another seed failed or lost more than {delta:.3g} to the best rate.")
+            engine.notes.append(
+                f"At {rate:g} a seed failed, or the mean loss is more than {delta:.3g} above that of the best rate."
+            )
         return best
 
     def candidates(self, best: float, delta: float) -> list[float]:

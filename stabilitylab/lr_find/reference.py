@@ -102,7 +102,7 @@ def sizes(width: int, of: ModelConfig) -> dict[str, int]:
     ffn, heads = of.d_ffn * width / of.d_model, of.heads * width / of.d_model
     if ffn != int(ffn) or heads != int(heads) or width % max(1, int(heads)):
         raise UsageError(
-            f"width {width} does not go with blocks and heads in the proportion {of.d_model}-{of.d_ffn}-{of.heads}: "
-            f"give a multiple of {of.d_model // of.heads}, the width of a head."
+            f"width {width} does not allow blocks and heads in the proportion {of.d_model}-{of.d_ffn}-{of.heads}: give "
+            f"a multiple of {of.d_model // of.heads}, the width of a head."
         )
     return {"d_model": width, "d_ffn": int(ffn), "heads": int(heads)}

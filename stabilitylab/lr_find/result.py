@@ -125,7 +125,7 @@ def _fails(one: RateAnswer) -> list[str]:
     why = next(iter(one.failures.values()), "")
     return [
         f"{one.name} fails at every rate from {low:.3g} to {high:.3g} ({low:.3g}: {why}): look for the layer with "
-        "'stabilitylab check', or try smaller rates yet.",
+        "'stabilitylab check', or try even smaller rates.",
         *([one.stopped] if one.stopped else []),
     ]
 
@@ -195,7 +195,7 @@ def _horizon(one: RateAnswer) -> list[str]:
     if one.trend is None:
         count = len(one.safe_by_rung)
         few = "one rung shows" if count == 1 else f"{count} rungs show"
-        return [*lines, f"{shown} nothing is shown, and {few} no trend."]
+        return [*lines, f"{shown} nothing is known, since {few} no trend."]
     there = one.trend.at_horizon
     return [
         *lines,

@@ -19,7 +19,7 @@ STEP = 2.0  # factor between neighbouring rates of a grid that is extended
 RIDGE = 0.05  # nats: two minima are two valleys if some rate between them is worse than both by more than this
 HORIZON = 1500  # updates of a plan that names none
 PLANNED = -1  # the warm-up of a trial that has the planned one
-MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many times
+MOST_STEPS = 4  # how often an end of the grid is moved by a factor of 2 at most
 
 
 @dataclass(frozen=True, order=True)
@@ -79,10 +79,10 @@ class Rungs:
         if len(set(self.rates)) < 3:
             raise UsageError(f"{len(set(self.rates))} rates cannot be searched: give three or more.")
         if not self.seeds or set(self.seeds) & set(self.confirming):
-            raise UsageError("a search needs seeds, and the seeds that confirm a rate must be others.")
+            raise UsageError("give seeds for the search, and other seeds that confirm the rate.")
         if not 1 <= self.first <= self.last:
             raise UsageError(
-                f"the first rung has {self.first} updates, and the last {self.last}: give more to the last."
+                f"the first rung has {self.first} updates, and the last {self.last}: give the last rung more updates."
             )
 
 

@@ -254,7 +254,7 @@ def model_subject(
     if warmup is None:
         planned = None if callable(schedule) else usual_warmup(horizon)
     if isinstance(batches, Sequence) and len(batches) == 1:
-        notes.append("There is one batch: the rates are those of learning it by heart. Give more batches.")
+        notes.append("There is one batch: the rates are those for learning it by heart. Give more batches.")
     return RateSubject(
         name=name or type(first.model).__name__,
         make=fresh,
@@ -281,7 +281,7 @@ def made_by(model: nn.Module | Callable[[], nn.Module], optimizer: Any) -> tuple
     own = _optimizers(optimizer)
     if not isinstance(model, nn.Module):
         if own is not None:
-            raise UsageError("optimizer belongs to another model than the one that model() makes: give a function.")
+            raise UsageError("optimizer belongs to another model than model() makes: give a function that makes it.")
         return model(), optimizer
     try:
         plain = getattr(model, "_orig_mod", model)

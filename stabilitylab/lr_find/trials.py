@@ -164,7 +164,7 @@ class FolderTrials:
 
 
 def _asked(name: str) -> str:
-    return f"{name} stopped the search; --resume (resume=True) goes on."
+    return f"{name} stopped the search; continue it with --resume (resume=True)."
 
 
 def seconds_of(subject: RateSubject, seed: int) -> float:
@@ -202,8 +202,8 @@ def need(plan: RatePlan) -> int:
 
 
 def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1, done: int = 0) -> str:
-    """Return what a search needs, and what the budget gives, in a sentence or two; ``done``: the updates of a search
-    that goes on."""
+    """Return one or two sentences about what a search needs and what the budget allows. ``done``: the updates that a
+    continued search has done already."""
     updates = max(0, need(plan) - done)
     more = " more" if done else ""
     told = f"About {updates:,}{more} updates to a horizon of {plan.horizon:,}"
@@ -215,12 +215,12 @@ def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1, done: int = 0) -> 
     first = USUAL_RATES * plan.rungs[0] - done
     reach = [rung for rung in plan.rungs if budget.suffices(USUAL_RATES * min(rung, plan.trusted) - done, jobs)]
     if not reach:
-        until = f"the first rung takes about {first:,} updates; give as many, or a shorter horizon"
+        until = f"the first rung takes about {first:,} updates; give at least that many, or a shorter horizon"
     elif reach[-1] == plan.horizon:
-        until = "it reaches the horizon, with fewer rates or repeats"
+        until = "the search reaches the horizon with fewer rates or repeats"
     else:
-        until = f"it reaches about {reach[-1]:,} updates"
-    return f"{told} The budget ({budget.sentence()}) is less: {until}."
+        until = f"the search reaches about {reach[-1]:,} updates"
+    return f"{told} The budget ({budget.sentence()}) is smaller: {until}."
 
 
 def duration(seconds: float) -> str:

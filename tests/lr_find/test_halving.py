@@ -93,7 +93,7 @@ def test_a_best_rate_that_moves_down_with_the_updates_is_followed() -> None:
     found = answer(halve(PLAN, made))
     assert found.best is not None
     assert found.best.value == 1.25e-4  # 4e-3 / 10^1.5 = 1.26e-4
-    assert any("stood at the edge" in note for note in found.notes)
+    assert any("was the lowest or the highest that was left" in note for note in found.notes)
 
 
 def test_a_seed_that_fails_lowers_the_best_rate() -> None:
@@ -181,7 +181,7 @@ def test_a_budget_ends_the_search_with_what_is_known() -> None:
     assert found.updates == 450
     assert not found.whole
     assert found.stopped
-    assert any("The budget carries 3 of 7 rates" in note for note in found.notes)
+    assert any("The budget suffices for 3 of 7 rates" in note for note in found.notes)
     assert made.spent <= 2500
 
 

@@ -83,5 +83,5 @@ def test_the_source_decides_at_the_horizon_alone(tmp_path: Path) -> None:
 def test_another_width_keeps_the_proportions() -> None:
     config = resolve({"model": {"arch": "rezero"}}, depth=2)
     assert sizes(128, config.model) == {"d_model": 128, "d_ffn": 256, "heads": 4}
-    with pytest.raises(Exception, match="width 50 does not go"):
+    with pytest.raises(Exception, match="width 50 does not allow"):
         sizes(50, config.model)
