@@ -69,7 +69,7 @@ def grid(
         _check_options(config.model)
         name = name_of(config, *(_tag(key, value) for key, value in point.items() if not _is_in_names(key)))
         if name in found:
-            raise UsageError(f"--grid makes two runs named {name}: leave out the value that stands there twice.")
+            raise UsageError(f"--grid makes two runs named {name}: leave out the value that is given twice.")
         found[name] = Experiment(name, config, kind)
     return list(found.values())
 
@@ -116,7 +116,7 @@ def _values(piece: str, axis: str) -> list[Any]:
         if last < first:
             raise UsageError(f"--grid {axis!r}: the range {piece} is empty; write it from the smaller number up.")
         if last - first >= LIMIT:
-            raise UsageError(f"--grid {axis!r}: the range {piece} is longer than {LIMIT:,}.")
+            raise UsageError(f"--grid {axis!r}: the range {piece} is longer than {LIMIT:,}; give fewer values.")
         return list(range(first, last + 1))
     return [toml_value(piece)]
 

@@ -289,4 +289,4 @@ def last_words(job: Job) -> str:
     words: Sequence[str] = [
         line for line in log_lines(job.log_path) if not ENDED.fullmatch(line) and not line.startswith("$ ")
     ]
-    return words[-1].removeprefix("stabilitylab: ") if words else "it said nothing"
+    return words[-1].removeprefix("stabilitylab: ") if words else "it wrote no message"

@@ -21,7 +21,7 @@ from ..errors import InputError, ResourceError, UsageError
 from ..store.files import is_locked, writing
 from .jobs import OWN_FOLDER, Job
 
-GRACE = 10.0  # seconds; a process that was asked to stop so long ago, and has no run, never began
+GRACE = 10.0  # seconds after a request to stop; a process that has no run by then never began
 
 LOST = 60.0  # seconds that a run may go on writing after Parsl has lost its process
 

@@ -60,7 +60,8 @@ class Ledger:
         return self.cells().get(key_of(config))
 
     def cells(self) -> dict[str, Cell]:
-        """Return the lines by key; of several with one key the last. A torn last line is left out, with one warning.
+        """Return the lines by key. If several lines have one key, the last one counts. A torn last line is left out,
+        with one warning.
 
         Raises InputError for a file that is no ledger, or has a damaged line.
         """
@@ -135,7 +136,7 @@ def _parsed(path: Path, content: bytes) -> _Content:
             return _Content(columns, cells, len(content) - len(line), text)
         elif columns:
             raise InputError(
-                f"line {number} of {path} is no line of a ledger: remove it, or resolve a merge's conflict."
+                f"line {number} of {path} is no line of a ledger: remove the line, or resolve the merge conflict."
             )
         else:
             raise InputError(f"{path} is no ledger, which begins with the names of its columns: give another file.")

@@ -64,7 +64,7 @@ class Outcome:
         states: tuple[State, ...] = ("finished", "failed", "interrupted", "running", "new")
         counts = [f"{self.count(state)} {state}" for state in states if self.count(state)]
         skipped = [job for job in self.jobs if job.cell is not None]
-        where = f" ({len(skipped)} as {skipped[0].ledger.path} has it)" if skipped and skipped[0].ledger else ""
+        where = f" ({len(skipped)} only in {skipped[0].ledger.path})" if skipped and skipped[0].ledger else ""
         return f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'}: {', '.join(counts) or 'none'}{where}"
 
 
@@ -159,7 +159,7 @@ def after_look(begun: float, ended: float) -> float:
 
 def _check(jobs: Sequence[Job], workers: int, retries: int, gpus: Sequence[str]) -> None:
     if workers < 1:
-        raise UsageError(f"--jobs {workers}: at least one process has to run.")
+        raise UsageError(f"--jobs {workers}: give 1 or more.")
     if retries < 0:
         raise UsageError(f"--retries {retries}: give 0 or more.")
     for job in jobs:

@@ -40,7 +40,10 @@ class Display:
         self._all = {job.name: job for job in jobs}
         self._began, self._work_before = time.monotonic(), self._work_done()
         todo, skipped = sum(job.state in RUNNABLE for job in jobs), [job for job in jobs if job.cell is not None]
-        where = f", {len(skipped)} skipped: {skipped[0].ledger.path} has it" if skipped and skipped[0].ledger else ""
+        where = ""
+        if skipped and skipped[0].ledger:
+            runs = "it" if len(skipped) == 1 else "them"
+            where = f", {len(skipped)} skipped, since {skipped[0].ledger.path} has {runs}"
         self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}, {todo} to be made{where}")
         if todo and not self.quiet and self.console.is_terminal:
             self._live = Live(self.panel(), console=self.console, refresh_per_second=2, transient=True)

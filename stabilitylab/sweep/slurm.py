@@ -28,7 +28,7 @@ class Submitted:
 
     def sentence(self) -> str:
         runs = f"{len(self.names)} run{'s' * (len(self.names) > 1)}"
-        return f"submitted {runs} as array job {self.number} ({self.script}); --status says how they stand"
+        return f"submitted {runs} as array job {self.number} ({self.script}); --status shows their state"
 
 
 def submit(jobs: Sequence[Job], options: Sequence[str] = (), at_once: int | None = None) -> list[Submitted]:
@@ -39,7 +39,7 @@ def submit(jobs: Sequence[Job], options: Sequence[str] = (), at_once: int | None
     no Slurm or it refuses.
     """
     if wrong := [option for option in options if option.partition("=")[0] in OURS]:
-        raise UsageError(f"--sbatch {wrong[0]!r} is said by the sweep itself: leave it out.")
+        raise UsageError(f"--sbatch {wrong[0]!r} is set by the sweep itself: leave it out.")
     for job in jobs:
         job.record()
     waiting = [job for job in jobs if job.state in RUNNABLE]
@@ -113,5 +113,5 @@ def _sbatch(script: Path, options: Sequence[str]) -> str:
         ) from error
     if done.returncode:
         said = bounded(done.stderr or done.stdout or f"exit {done.returncode}", 300).rstrip(".")
-        raise ResourceError(f"sbatch refuses {script} ({said}).")
+        raise ResourceError(f"sbatch refuses {script} ({said}): change the options in --sbatch.")
     return done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else "?"

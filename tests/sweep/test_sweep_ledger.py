@@ -155,7 +155,7 @@ def test_what_git_leaves_is_read_or_named_by_its_line(tmp_path: Path) -> None:
     ledger.path.write_text("\r\n".join([header, a, "", header, b, a, ""]))  # a union; and a checkout on Windows
     assert len(ledger.cells()) == 2
     ledger.path.write_text("\n".join([header, a, "<<<<<<< HEAD", b, ""]))
-    with pytest.raises(InputError, match=r"line 3 of .*ledger.csv is no line of a ledger: remove it, or resolve"):
+    with pytest.raises(InputError, match=r"line 3 of .*ledger.csv is no line of a ledger: remove the line, or resolve"):
         ledger.cells()
     ledger.path.write_text("\n".join([header, a, ">>>>>>> mine"]))  # at the end, too, this is not ours to remove
     with pytest.raises(InputError, match="line 3"):
@@ -255,7 +255,7 @@ def test_what_ends_is_appended_and_skipped_where_its_directory_is_gone(tmp_path:
     assert [(job.state, job.verdict, job.step) for job in jobs[:2]] == [("finished", "trained", 4)] * 2
     outcome = run(jobs, launcher=crew, audience=heard)
     assert [job.name for job in crew.started] == ["c"]
-    assert outcome.sentence() == f"3 runs: 3 finished (2 as {ledger.path} has it)"
+    assert outcome.sentence() == f"3 runs: 3 finished (2 only in {ledger.path})"
     assert outcome.exit_code == 0
     assert len(ledger.cells()) == 3
 
@@ -348,8 +348,8 @@ def test_the_command_line_says_which_are_skipped(run, tmp_path: Path) -> None:
     code, out, err = run(*small, "seed=3,4", "--print")
     assert (len(out.splitlines()), err) == (1, "1 skipped, since cells.csv has it: deepnorm-2-steps2-s3\n")
     code, out, err = run(*small, "seed=3")
-    assert (code, out) == (0, "runs: 1 run: 1 finished (1 as cells.csv has it)\n")
-    assert err == "1 run, 0 to be made, 1 skipped: cells.csv has it\n"
+    assert (code, out) == (0, "runs: 1 run: 1 finished (1 only in cells.csv)\n")
+    assert err == "1 run, 0 to be made, 1 skipped, since cells.csv has it\n"
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("deepnorm*"))
 
 

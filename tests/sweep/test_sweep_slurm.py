@@ -94,7 +94,7 @@ def test_no_slurm_and_a_slurm_that_refuses(tmp_path: Path, cluster: Path, monkey
     jobs = planned(tmp_path, "a")
     with pytest.raises(ResourceError, match=r"sbatch refuses .*Invalid account"):
         submit(jobs, ["--refuse"])
-    with pytest.raises(UsageError, match="'--array=1-9' is said by the sweep itself"):
+    with pytest.raises(UsageError, match="'--array=1-9' is set by the sweep itself"):
         submit(jobs, ["--array=1-9"])
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ResourceError, match="needs Slurm; --print prints the commands"):
