@@ -86,7 +86,7 @@ def of_sides(
 ) -> Bisection:
     """Bisect two sides, one after the other; ``do`` calls the work, here or in a process of its own."""
     if controls < 1:
-        raise UsageError(f"controls = {controls}: at least one control is needed.")
+        raise UsageError(f"controls = {controls}: give 1 or more.")
     check_limit(limit)
     second: Fingerprint = do(look, b, labels[1], seed)
     ulps = coarser_ulp(second), coarser_ulp(second, phase="gradients")

@@ -12,9 +12,9 @@ from .differences import gap
 from .matching import Matched, Pair
 from .prints import Fingerprint, module_of
 
-LIMIT = 3.0  # times the control, from which on an added error is no rounding
+LIMIT = 3.0  # times the control; a larger added error is not rounding
 ONE_ROUNDING = 0.29  # root mean square of a rounding to nearest, in units in the last place: 1 / sqrt(12)
-GROWTH = 4.0  # calls after which the roundings of a run without a control have doubled their square
+GROWTH = 4.0  # calls after which the square of the roundings has doubled, in a run without a control
 NO_SIGNAL = 1e-4  # of the largest gradient of a layer: a smaller one is the rounding of others, as that of key biases
 
 
@@ -49,7 +49,7 @@ class PlaceGap:
         return self.added / self.control if self.control else math.inf
 
     def is_over(self, limit: float) -> bool:
-        return self.judged and not self.factor <= limit  # of NaN too
+        return self.judged and not self.factor <= limit  # True for NaN too
 
     @property
     def module(self) -> str:

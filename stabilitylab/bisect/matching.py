@@ -44,7 +44,7 @@ def parsed(maps: Iterable[str]) -> list[tuple[re.Pattern[str], str]]:
         try:
             compiled.sub(to, "")
         except (re.error, IndexError) as error:
-            raise UsageError(f"--map '{text}': '{to}' cannot replace it ({error}).") from error
+            raise UsageError(f"--map '{text}': '{to}' cannot replace it ({error}): correct the replacement.") from error
         rules.append((compiled, to))
     return rules
 
@@ -67,7 +67,7 @@ def matched(a: Fingerprint, b: Fingerprint, maps: Sequence[str] = ()) -> Matched
     only_a: dict[str, list[str]] = {}
     only_b: dict[str, list[str]] = {}
     structural = False
-    for phase in PASSES:  # the weights first, which tell the modules
+    for phase in PASSES:  # the weights first, since equal weights show which modules belong together
         ours, theirs = a.passes.get(phase, {}), b.passes.get(phase, {})
         found = named[phase]
         rest_a = [p for p in ours.values() if p.name not in found]

@@ -85,11 +85,11 @@ def load(path: Path) -> Fingerprint:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         if read["format"] != FORMAT:
-            raise InputError(f"{path} has the format {read['format']!r}, not {FORMAT!r}: write it anew.")
+            raise InputError(f"{path} has the format {read['format']!r}, not {FORMAT!r}: write the file again.")
         passes = {name: dict(map(_place, rows)) for name, rows in read["passes"].items() if name in PASSES}
         return Fingerprint(str(path), int(read["step"]), passes, read["facts"])
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise InputError(f"{path} cannot be read ({error.strerror or error}): check the path.") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{path} is no fingerprint: make one with 'stabilitylab fingerprint RUN --out {path}'.") from (
             error
@@ -153,7 +153,7 @@ def steps_of(run: Run) -> list[int]:
         raise UsageError(f"{run.path} has no fingerprint: {HOW}.")
     found = run.steps(TABLES["forward"])
     if not len(found):
-        raise UsageError(f"{run.path} has no row with a fingerprint yet.")
+        raise UsageError(f"{run.path} has no row with a fingerprint yet: wait for its first row.")
     return [int(step) for step in found]
 
 
@@ -170,7 +170,7 @@ class RunPrints:
         run = self._run
         if step not in self.steps:
             known = ", ".join(map(str, self.steps[:12]))
-            raise UsageError(f"{run.path} has no fingerprint at step {step}; it has {known}.")
+            raise UsageError(f"{run.path} has no fingerprint at step {step}: give one of {known}.")
         facts = {key: run.manifest[key] for key in ("torch", "version", "device") if key in run.manifest}
         return of_tables(str(run.path), step, self._tables, self._cells(step), self._cells(step + 1), facts)
 

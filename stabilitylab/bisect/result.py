@@ -113,14 +113,14 @@ class Bisection:
             f"{what} differs by {percent(one.error)}; the control there is "
             f"{percent(one.control)}, and the added error is {times(one.factor)} the control."
             if math.isfinite(one.error)
-            else f"{what} has a number that is not finite on one side, or exists on one side alone."
+            else f"{what} has a number that is not finite on one side, or exists on one side only."
         ]
         if self.verdict == "rounding":
             found[0] = "Largest: " + found[0]
         if one.phase in ("forward", "backward") and not (self.fed and one in self.fed):
             found.append(f"The difference inherited from earlier places is {percent(one.inherited)}.")
         if self.confirmed and one in self.fed:
-            found.append("Each module of the second was fed what enters the same module of the first.")
+            found.append("Each module of the second got the input of the same module of the first.")
         found.append(f"Control: {self.control}.")
         return found
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BisectSubject:
-    """A model, its batch and its loss, and which tokens are real."""
+    """A model, its batch, its loss and the mask of real tokens."""
 
     model: nn.Module
     batch: Any
@@ -106,8 +106,8 @@ def elsewhere(work: Callable[..., T], *arguments: Any) -> T:
             process.kill()
         if not told.exists():
             raise ResourceError(
-                "the process of one model was killed, perhaps for want of memory: give a smaller batch, or record two "
-                "runs and compare those."
+                "the process of one model was killed, perhaps since memory ran out: give a smaller batch, or record "
+                "two runs and compare those."
             )
         is_error, found = torch.load(told, weights_only=False)
     if is_error:

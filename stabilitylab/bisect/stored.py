@@ -1,4 +1,4 @@
-"""The answer on two fingerprints, and where two stored rows part. Needs no torch."""
+"""The answer on two fingerprints, and the first difference of two stored rows. Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def answer(
     suspected, own = first_over(places, limit), first_over(fed, limit)
     first, confirmed, more = suspected, False, list(notes)
     if suspected is not None and suspected.phase == "weights":
-        confirmed = True  # parameters are compared, not what is computed with them
+        confirmed = True  # parameters are compared directly, so nothing has to be confirmed
     elif own is not None:
         first, confirmed = own, True
     elif suspected is not None and suspected.phase == "forward" and any(p.name == suspected.name for p in fed):
-        more.append(f"The sums suspected {suspected.module}, but fed with the inputs of {labels[0]} no module differs.")
+        more.append(f"The sums suspect {suspected.module}, but no module differs if it gets the inputs of {labels[0]}.")
         later = [place for place in places if place.phase not in ("forward", "backward", "gradients")]
         first = first_over(later, limit)
     if pairs.by == "structure":
@@ -102,15 +102,15 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
     told = (
         f"{' and '.join(one.label for one in prints[2:])}, like the first"
         if controls
-        else "none was given; the rounding of the dtype stands in"
+        else "none was given, so the rounding of the dtype is used"
     )
     notes = []
     if not controls and any(place.error for place in places):
-        notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
+        notes.append("Give --control, another run like the first, to tell small errors from rounding.")
     if controls and not any(gap(pair.a, pair.b).relative for each in controls for pair in each.pairs):
-        notes.append("The control repeats the first bit for bit, so that only the rounding of the dtype stands for it.")
+        notes.append("The control equals the first run bit for bit, so the rounding of the dtype is used instead.")
     if at:
-        notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
+        notes.append(f"At step {at} the parameters may differ because of earlier updates: compare the first rows too.")
     return answer((prints[0].label, prints[1].label), at, pairs, places, (), limit, told, notes)
 
 
@@ -119,11 +119,11 @@ def common_steps(opened: Sequence[Fingerprint | Run], step: int | None = None) -
     known = [{*steps_of(one)} if isinstance(one, Run) else {one.step} for one in opened]
     both = sorted(set.intersection(*known))
     if step is not None and step not in both:
-        raise UsageError(f"step {step} has no fingerprint in all of them; {_steps(both)}.")
+        raise UsageError(f"not all runs have a fingerprint at step {step}: {_steps(both)}.")
     if not both:
-        raise UsageError("they have no step with a fingerprint in common: record them with the same --every.")
+        raise UsageError("the runs have no step with a fingerprint in common: record them with the same --every.")
     return both if step is None else [step]
 
 
 def _steps(both: Sequence[int]) -> str:
-    return f"the common steps are {', '.join(map(str, both[:12]))}" if both else "there is no common one"
+    return f"the common steps are {', '.join(map(str, both[:12]))}" if both else "they have no common step"

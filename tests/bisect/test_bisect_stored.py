@@ -120,7 +120,7 @@ def test_an_update_that_differs_is_found_after_the_gradients(tmp_path: Path) -> 
 def test_runs_without_fingerprints_or_common_steps_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no fingerprint: record it with probes='default,fingerprint'"):
         of_stored(runs["fp32"], runs["norms"])
-    with pytest.raises(UsageError, match="step 1 has no fingerprint in all of them; the common steps are 0"):
+    with pytest.raises(UsageError, match="not all runs have a fingerprint at step 1: the common steps are 0"):
         of_stored(runs["fp32"], runs["bf16"], step=1)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="is no fingerprint: make one with"):
