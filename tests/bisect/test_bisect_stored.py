@@ -66,7 +66,7 @@ def test_a_stored_fault_is_suspected_and_a_clean_pair_is_rounding(runs: dict[str
 def test_without_a_control_the_dtype_stands_for_it_and_that_is_said(runs: dict[str, Path]) -> None:
     clean = of_stored(runs["fp32"], runs["bf16"])
     assert clean.verdict == "rounding"
-    assert any("Without --control" in sentence for sentence in clean.sentences())
+    assert any("Give --control" in sentence for sentence in clean.sentences())
     found = of_stored(runs["fp32"], runs["scale"])
     assert found.where == "h.1.attn"
     # a control that repeats the first bit for bit says nothing of another dtype

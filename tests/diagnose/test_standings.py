@@ -124,7 +124,7 @@ def test_the_command_puts_many_side_by_side(run, tmp_path: Path) -> None:
     assert "part at step 1" in run("compare", *paths[:2])[1]
     code, _, err = run("compare", *paths, "--rtol", "0.1")
     assert (code, err.count("\n")) == (2, 1)
-    assert "two at a time" in err
+    assert "are for two runs" in err
 
 
 def of_kind(path: Path, kind: str, losses: list[float], first: int = 0, **config: dict[str, object]) -> Path:
