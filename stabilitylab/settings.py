@@ -39,7 +39,7 @@ class Later:
 
 RAMP = ("growth", "T", "t0")  # options of an architecture that are settings of the model too
 NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
-LARGEST = 1e38  # beyond it a float32 is infinite
+LARGEST = 1e38  # a larger number may be infinite in float32
 MOST = 10**9  # the largest number of updates, for example: a typo beyond is refused
 SENTENCES = 10**6  # the largest number of sentences or micro-batches of a setting
 
@@ -63,7 +63,7 @@ class ModelConfig(Section):
 
     arch: str = "branchnorm"
     decoder_arch: str | None = None  # None: the same as arch (Admin, Table 1, mixes them)
-    # the published model whose settings (designs.py) hold where none is given: a name for them, and no setting itself
+    # a published model. Its settings (designs.py) are the defaults of the others here; this name itself sets nothing
     design: Annotated[Design, NEUTRAL, Later("transformer")] = "transformer"
     stack: Stack = "encoder-decoder"
     encoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
@@ -75,7 +75,7 @@ class ModelConfig(Section):
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
-    # arch: the one that belongs to the architecture; xavier: Xavier with gain 1/sqrt(2) for q, k, v, as in fairseq;
+    # arch: that of the architecture; xavier: Xavier with gain 1/sqrt(2) for q, k, v, as in fairseq;
     # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's; -gpt2:
     # over N(0, .02^2), 1/sqrt(2 layers) smaller on out and fc2; -normal: over N(0, .02^2) for every matrix
     init: Literal[
@@ -120,8 +120,8 @@ class ModelConfig(Section):
     def _prores_is_defined(cls, value: Any) -> Any:
         if value in ("reverse", "sqrt", "square", "stagewise", "fixed"):
             raise ValueError(
-                f"model.prores = {value!r} is a name in ProRes's code, whose alpha(l, t) is missing here: no "
-                "formula was read; use linear or equal"
+                f"model.prores = {value!r} is a schedule of ProRes's code that is not implemented here: use linear or "
+                "equal"
             )
         return value
 
@@ -130,20 +130,22 @@ class ModelConfig(Section):
     def _value_residual_is_defined(cls, value: Any) -> Any:
         if value == "sparse":
             raise ValueError(
-                "model.value_residual = 'sparse' mixes the values of the top layers alone, and which layers these are "
-                "was not read (2410.17897); use fixed or learned"
+                "model.value_residual = 'sparse', which mixes the values of some top layers only (2410.17897), is not "
+                "implemented here: use fixed or learned"
             )
         return value
 
     @model_validator(mode="before")
     @classmethod
     def _kind_is_stack(cls, given: Any) -> Any:
-        """Read ``kind``, the other name of ``stack``, under which no run records it."""
+        """Read ``kind``, another name of ``stack``. Runs record it as ``stack``."""
         if not isinstance(given, dict) or "kind" not in given:
             return given
         rest = {key: value for key, value in given.items() if key != "kind"}
         if rest.get("stack", given["kind"]) != given["kind"]:
-            raise ValueError(f"model.kind = {given['kind']!r} and model.stack = {rest['stack']!r} are one setting")
+            raise ValueError(
+                f"model.kind = {given['kind']!r} and model.stack = {rest['stack']!r} are one setting: give one of them"
+            )
         return {**rest, "stack": given["kind"]}
 
     @model_validator(mode="after")
@@ -164,7 +166,7 @@ class ModelConfig(Section):
             if key not in need and layers:
                 raise ValueError(f"model.{key} must be 0 with model.stack = {self.stack!r}")
         if self.norm in ("dyt", "derf") and self.qk_norm:
-            raise ValueError(f"model.qk_norm needs a norm: give layernorm or rmsnorm in the place of {self.norm}")
+            raise ValueError(f"model.qk_norm needs a norm: give model.norm = layernorm or rmsnorm, not {self.norm}")
         if self.decoder_arch is not None and self.stack != "encoder-decoder":
             raise ValueError("model.decoder_arch needs an encoder and a decoder: use model.arch alone")
         if self.tie == "all" and self.stack != "encoder-decoder":
@@ -181,8 +183,8 @@ class ModelConfig(Section):
 
     @property
     def qkv_gain(self) -> float:
-        """Return the initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq,
-        whose q, k and v are one fused (3d, d) matrix."""
+        """Return the initial gain of q, k and v in the base of all architectures: 1, or that of fairseq, whose q, k and
+        v are one fused (3d, d) matrix."""
         return 1.0 if self.init in ("arch-1", "xavier-1") else math.sqrt(0.5)
 
     @property
@@ -203,8 +205,8 @@ class DataConfig(Section):
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
     vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
     sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket
-    # shapes that batches come in, at most, and what their lengths are multiples of: more shapes, less padding, and more
-    # tokens a batch, of which the padded ones stay as many
+    # shapes: the most shapes that batches have; length_multiple: the number that lengths of batches are multiples of.
+    # With more shapes there is less padding: a batch has more real tokens, and as many tokens with padding as before
     shapes: Annotated[int, Later(2)] = Field(default=2, ge=1, le=64)
     length_multiple: Annotated[int, Later(1)] = Field(default=1, ge=1, le=64)
     max_length: int = Field(
@@ -215,7 +217,7 @@ class DataConfig(Section):
     # sentences of the evaluation after training: with a validation text all of it, else so many (but at most a tenth
     # of the pairs); 0: the reference batch alone
     validation: Annotated[int, Later(0)] = Field(default=400, ge=0, le=SENTENCES)
-    # of a text file, unpacked, which is held in memory; and of one line of it: a longer one is no sentence
+    # the largest text file, unpacked, since memory holds it; and the longest line, since a longer one is no sentence
     max_file_mb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
     max_line_kb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
     seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
@@ -241,25 +243,25 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     working_weights: Annotated[bool, NEUTRAL] = False  # bf16: copies of the matrices, refreshed once an update
-    one_pass: Annotated[bool, Later(False)] = False  # AdamW sums what probes want of it in its own step, in one kernel
-    activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
+    one_pass: Annotated[bool, Later(False)] = False  # AdamW's step also computes the sums for probes, in one kernel
+    activation_checkpointing: bool = False  # keep only each layer's input; the backward pass computes the rest again
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
-    # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
+    # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: the choice of torch
     attention: Annotated[Attention, NEUTRAL] = "auto"
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: wherever they can be recorded
-    # compile the layers, the probes inside; auto: not before a GPU has run that; rounds and draws dropout otherwise
+    # compile the layers with their probes; auto: off on CUDA until measured there. Rounding and dropout then differ
     compile: Annotated[Compile, Later("auto")] = "auto"
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    # wall time and updates between checkpoints; 0: none, and by time alone
+    # minutes and updates between checkpoints; 0: no checkpoints by time, or none by the number of updates
     checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0, le=MOST)
     checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0, le=MOST)
     final_checkpoint: Annotated[bool, NEUTRAL] = (
-        True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
+        True  # False: a run that has ended keeps no weights, and can be neither evaluated nor continued
     )
     on_divergence: Literal["continue", "stop"] = "continue"
-    # of the held-out batch, evenly over the run, apart from the probes'
+    # the number of evaluations on the held-out batch, evenly over the run, in addition to those for probes
     evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
 
     @property
@@ -293,12 +295,12 @@ class ProbesConfig(Section):
     names: tuple[str, ...] = ("default",)
     every: int | Literal["log"] = "log"  # log: 0..11, then 10 % apart
     update_every: int | Literal["log"] = "log"  # of the reference pass (||dF||, similarity, ...); log: 20 % apart
-    # whose loss the probes of curvature look at: the held-out batch's, that of the first training batch, or in each row
-    # that of the batch which its update is made of
+    # the batch whose loss the probes of curvature measure: the held-out batch, the first training batch, or in each row
+    # the batch from which the update of this row is made
     curvature_batch: Annotated[Literal["held-out", "training", "update"], Later("held-out")] = "held-out"
-    # their rows; auto: every 200 updates, and from update 20,000 on 1 % apart; log: 20 % apart
+    # the rows of the probes of curvature; auto: every 200 updates, from 20,000 on 1 % apart; log: 20 % apart
     curvature_every: Annotated[int | Literal["auto", "log"], Later("auto")] = "auto"
-    # keep snapshots and batches, so that `explain` can replay the run; updates between snapshots
+    # record: keep snapshots and batches, so that `explain` can replay the run; record_every: updates between snapshots
     record: Annotated[bool, NEUTRAL, Later(False)] = False
     record_every: Annotated[int, NEUTRAL, Later(100)] = Field(default=100, ge=1, le=MOST)
 

@@ -103,7 +103,7 @@ def test_what_breaks_is_red_and_its_layer_is_named(width: int) -> None:
     assert all("\x1b[1;31m" in line for line in red)
     assert "\x1b[1;37;41mx" in text  # the bin of layer 37
     assert "\x1b[32m" in panel(width, styles=True)  # learning is green
-    assert "2.50 above its least" in panel(width, held_out=6.52).replace("2.51", "2.50").replace("2.49", "2.50")
+    assert "2.50 above its lowest" in panel(width, held_out=6.52).replace("2.51", "2.50").replace("2.49", "2.50")
 
 
 def test_another_probe_may_be_shown_and_one_that_is_not_recorded_is_left_out() -> None:

@@ -291,7 +291,7 @@ class Watcher:
     def note(self, **metrics: torch.Tensor | float | None) -> None:
         """Add metrics to the row that the last ``step`` ended, such as the time that the rest of the update took."""
         if self._row is None:
-            raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
+            raise UsageError("there is no pending row to add to: call note() after step(), before the next step().")
         for name, value in metrics.items():
             self._row.metric(name, value, own=True)
 
@@ -419,7 +419,7 @@ class Watcher:
         self.sink.open(list(self.tables.values()))
 
     def _note_audit(self) -> None:
-        """Note that the audit of the run has changed; a subclass records it at once."""
+        """Do nothing when the audit has changed. A subclass records the change at once."""
 
     def _begin_row(self) -> None:
         self._instruments.call("before_forward", self.t)

@@ -156,7 +156,7 @@ class LiveDisplay:
         gap, lowest = self.held_out - self.unigram_nll, min(self.history["held_out_nll"])
         told = f"held-out loss {abs(gap):.3f} nats {'above' if gap > 0 else 'below'} the unigram baseline"
         if self.held_out > lowest + RISE:
-            return Text(f"{told}, {self.held_out - lowest:.2f} above its least", style=state_style("diverged"))
+            return Text(f"{told}, {self.held_out - lowest:.2f} above its lowest", style=state_style("diverged"))
         return Text(told, style=state_style("descending" if gap > -LEVEL_NATS else "learning"))
 
     def _layers(self, report: Report) -> list[Text | RichTable]:
@@ -182,7 +182,8 @@ class LiveDisplay:
 
 
 def worst_ln_input(watcher: Watcher) -> str | None:
-    """Name the LayerNorm input that is largest relative to its shortcut in the last recorded row; None if not recorded.
+    """Name the LayerNorm input that is largest relative to its shortcut in the last recorded row; None if no row has
+    one.
 
     Inputs are relative, since DeepNorm's shortcut is alpha sqrt(d) by construction. They are absolute if the model
     shows no shortcut.

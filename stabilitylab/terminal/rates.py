@@ -19,7 +19,7 @@ from .words import duration, state_style
 if TYPE_CHECKING:
     from ..lr_find import RateResult, RateTrial
 
-NARROW, COLUMNS, MORE = 100, 5, 8  # rungs that the table shows, the latest ones: below 100 columns, and from there on
+NARROW, COLUMNS, MORE = 100, 5, 8  # the table shows the latest 5 rungs on a terminal below 100 columns, else 8
 
 
 class RateDisplay:
@@ -76,7 +76,7 @@ class RateDisplay:
         self._update()
 
     def table(self) -> Group:
-        """Return the table: a row a rate, a column a rung, and the update of the trial that runs."""
+        """Return the table: a row for each rate, a column for each rung, and the update of the running trial."""
         rungs = list(self.rungs)[-(COLUMNS if self.console.width < NARROW else MORE) :]
         rows = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
         rows.add_column("rate", justify="right", no_wrap=True, min_width=10)

@@ -133,7 +133,7 @@ def test_others_refuse_and_say_for_which_it_is_defined(arch) -> None:
 
 
 def test_schedules_that_are_names_alone_are_refused_with_what_is_missing() -> None:
-    with pytest.raises(UsageError, match=r"whose alpha\(l, t\) is missing"):
+    with pytest.raises(UsageError, match="ProRes's code that is not implemented here: use linear or equal"):
         resolve({"model": {"arch": "postln", "prores": "stagewise"}}, depth=2)
 
 

@@ -88,7 +88,7 @@ def test_layers_that_are_computed_again_have_the_same_gradients(kind, pairs, los
 
 
 def test_what_was_not_read_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="which layers these are was not read"):
+    with pytest.raises(UsageError, match="'sparse', which mixes the values of some top layers only"):
         resolve(parse_set(["model.value_residual=sparse"]), depth=4)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-# in place of the hooks of a copy or a pickle. It takes any arguments and returns None, and it is of the standard
-# library, so that a model that was saved while it was watched is loaded where this package is not installed.
+# This function replaces the hooks of a copy or a pickle. It takes any arguments and returns None. It belongs to the
+# standard library, so a model that was saved while it was watched can be loaded where this package is not installed.
 nothing: Callable[..., None] = nullcontext().__exit__
 
 

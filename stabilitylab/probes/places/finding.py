@@ -34,7 +34,7 @@ NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseN
 CONVOLUTIONS = nn.modules.conv._ConvNd
 OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
 SHARED = "is called by several layers, so that it has no layer of its own"
-IN_NO_STACK = "is a block of convolutions in no stack of layers: name layers with sites= if it is one"
+IN_NO_STACK = "is a block of convolutions in no stack of layers: if it is a layer, name the layers with sites="
 
 
 def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:

@@ -78,8 +78,8 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class ParameterPlaces:
-    """The parameters of a model by name, right at each call: the walk over all modules is made again only if a module
-    has got another parameter or another child since."""
+    """The parameters of a model by name, up to date at each call. All modules are searched again only if a module has
+    another parameter or another child than at the last call."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -352,7 +352,7 @@ def _listed(sites: Sites) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     rows = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     none = [
-        f"no {kind} found; nearest are {', '.join(sites.nearest(kind))}: if some are, name them with "
+        f"no {kind} found; nearest are {', '.join(sites.nearest(kind))}: if some of these are {kind}, name them with "
         f"sites={{{kind!r}: 'a regular expression of their full names'}}"
         for kind in KINDS
         if not _of(sites, kind)

@@ -34,7 +34,7 @@ class LayerStack:
 
 
 class Places:
-    """Tells a module's stack, layer and sub-layer from its path."""
+    """Finds a module's stack, layer and sub-layer by its path."""
 
     def __init__(self, stacks: tuple[LayerStack, ...]) -> None:
         self.stacks = stacks
