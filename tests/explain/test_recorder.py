@@ -197,7 +197,7 @@ def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog
         ({"every": 0}, r"Recorder\(every=0\)"),
         ({"keep": (2, 1)}, "ages that grow"),
         ({"clip": -1.0}, r"Recorder\(clip=-1.0\)"),
-        ({"scheduler": object()}, "needs state_dict"),
+        ({"scheduler": object()}, "give an object with state_dict"),
     ],
 )
 def test_wrong_settings_are_said(settings: dict[str, Any], said: str) -> None:
