@@ -34,7 +34,10 @@ ADVICE = {
     "headroom": "the learning rate is above the edge of stability: lower it, or add warm-up steps",
     "to_edge": "the learning rate is above the edge of stability: lower it, or add warm-up steps",
 }
-USUAL = "look at the batch first; else go back to a checkpoint and lower the learning rate, clip gradients, or skip it"
+USUAL = (
+    "look at the batch first; then go back to a checkpoint, and lower the learning rate, clip gradients, "
+    "or skip the batch"
+)
 
 
 @dataclass(frozen=True)

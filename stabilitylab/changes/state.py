@@ -29,7 +29,7 @@ def reset_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
             group = name.removesuffix(f" {BEHIND}")
             if not _dropped(facts, group, step):
                 said = f"the step count of {group} was set back by {after - before} at step {step}"
-                advice = f"Load the optimizer's state of the step that the weights are of, {WARM}."
+                advice = f"Load the optimizer's state from the same step as the weights, {WARM}."
                 yield LoopChange("reset", group, step, said, remedy=advice, title="optimizer state of an earlier step")
         elif ZEROS_IN in name and after > EMPTY and _was_filled(facts, fact):
             group, _, moment = name.partition(f" {ZEROS_IN} ")
@@ -43,7 +43,7 @@ def reset_changes(facts: Sequence[Fact]) -> Iterator[LoopChange]:
 def replaced_changes(facts: Sequence[Fact], resets: Collection[int]) -> Iterator[LoopChange]:
     """Yield states that are those of a later step, and moments that were written or replaced, except at the steps
     ``resets``, where a reset says so. A shift of the count by one is a step that was skipped or made twice."""
-    advice = f"Load the optimizer's state of the step that the weights are of, {WARM}."
+    advice = f"Load the optimizer's state from the same step as the weights, {WARM}."
     forward: set[int] = set()
     for fact in facts:
         name = fact["name"]

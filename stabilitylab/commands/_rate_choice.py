@@ -113,7 +113,7 @@ def _show(name: str, choice: Choice) -> None:
     rate = (
         f"the learning rate is {choice.rate:g}"
         if choice.rate
-        else f"no rate is eligible (lowest loss: {choice.lowest:g})"
+        else f"no rate is eligible (the lowest loss is at {choice.lowest:g})"
     )
     console = screen(piped=100)
     console.print(f"{name}: {rate}")

@@ -29,7 +29,7 @@ def unmeasured(run: Run) -> dict[str, str]:
         if name not in found and run.table(name).phase in CALLED:
             absent = run.arrow(name, columns=[run.table(name).main]).column("absent")
             if len(absent) and absent.to_numpy().all():
-                found[name] = "every cell of it is absent"
+                found[name] = "all its cells are absent"
     return found
 
 

@@ -162,7 +162,7 @@ def test_rates_of_several_groups_are_told() -> None:
     found = answer(halve(PLAN, MadeTrials(bowl(2e-3), fails_at=0.03)), rates=(2e-2, 3e-4, 2e-2))
     assert found.best is not None
     own = f"{found.best.value:.3g}, {found.best.value * 0.015:.3g}"
-    assert f"A rate is the largest of all parameter groups; at the best rate they have {own}." in str(found)
+    assert f"A rate is the largest of all parameter groups; at the best rate the groups have {own}." in str(found)
     assert "parameter groups" not in str(answer(halve(PLAN, MadeTrials(bowl(2e-3))), rates=(2e-2, 2e-2)))
 
 

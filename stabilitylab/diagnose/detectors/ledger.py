@@ -65,7 +65,7 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
         "Parameters lose their state; the step count falls, or rises by more than one; more than 90 % of the "
         "moments are zeros where less than half were before; or moments are written between two updates"
     ),
-    remedy="Keep the optimizer, or load its state of the step that the weights are of, and warm `lr` up again.",
+    remedy="Keep the optimizer, or load its state from the same step as the weights, and warm `lr` up again.",
     names_cause=True,
 )
 def optimizer_state(evidence: Evidence) -> Iterator[Event]:
