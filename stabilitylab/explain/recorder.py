@@ -429,7 +429,7 @@ class UpdateRecorder(Instrument):
 
     def _announce(self, parameters: dict[str, nn.Parameter]) -> None:
         """Log how much of the host's memory the recorder may need: a warning if that is more than half of the free
-    memory."""
+        memory."""
         count = sum(parameter.numel() for parameter in parameters.values())
         snapshots = len(self._given.keep) + 1
         needed, free = snapshots * 12 * count + self._given.cap, free_memory()

@@ -161,8 +161,7 @@ def _found(one: RateAnswer) -> list[str]:
     if len(own := list(dict.fromkeys(one.rates))) > 1:
         each = [f"{one.best.value * rate / max(own):.3g}" for rate in own]
         lines.append(
-            "A rate is the largest of all parameter groups; "
-            f"at the best rate the groups have {listed(each, 6)}."
+            f"A rate is the largest of all parameter groups; at the best rate the groups have {listed(each, 6)}."
         )
     if one.stopped:
         lines.append(one.stopped)
