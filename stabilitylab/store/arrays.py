@@ -1,5 +1,5 @@
-"""Arrow arrays straight from numpy's buffers: ``pa.array`` has rules of its own for NaN, and imports pandas. Beside
-them, the steps of a column."""
+"""Arrow arrays straight from numpy's buffers, and back: ``pa.array`` has rules of its own for NaN, and it imports
+pandas, as ``to_numpy`` and ``fill_null`` do. Beside them, the steps of a column."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ def flags(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
 
 
+def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Return the values of a column, which may be read-only: NaN for a number that is null, False for a flag."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind, (known, buffer) = array.type, array.buffers()
+    chosen = slice(array.offset, array.offset + len(array))
+    if buffer is None:
+        values = np.zeros(len(array), kind.to_pandas_dtype())
+    elif pa.types.is_boolean(kind):
+        values = _flags_in(buffer)[chosen]
+    else:
+        values = np.frombuffer(buffer, kind.to_pandas_dtype(), chosen.stop)[chosen]
+    if not array.null_count or known is None:
+        return values
+    return np.where(_flags_in(known)[chosen], values, False if values.dtype == bool else np.nan)
+
+
 def steps_in(column: np.ndarray) -> np.ndarray:
     """Return the different steps of a column in which equal steps are neighbours, in rising order."""
     begins = np.flatnonzero(np.diff(column)) + 1
@@ -40,3 +56,7 @@ def _array(kind: pa.DataType, values: np.ndarray, valid: np.ndarray | None) -> p
 
 def _bits(values: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(np.ascontiguousarray(values, bool), bitorder="little"))
+
+
+def _flags_in(buffer: pa.Buffer) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").astype(bool)

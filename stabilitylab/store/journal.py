@@ -161,9 +161,9 @@ def read_records(path: Path, identity: Identity = Identity(), journal: int = 0) 
         return Records(None, last + 1, torn, foreign)
     groups = [pa.Table.from_batches([batch for _, batch in group]).combine_chunks() for group in found.values()]
     table = pa.concat_tables(groups, promote_options="default").combine_chunks()
-    numbers = np.array([number for group in found.values() for number, _ in group])
-    if (np.diff(numbers) < 0).any():
-        table = table.take(pa.array(np.argsort(numbers)))
+    order = np.array([number for group in found.values() for number, _ in group])
+    if (np.diff(order) < 0).any():
+        table = table.take(integers(np.argsort(order), pa.int64()))
     return Records(table, last + 1 - whole, torn, foreign)
 
 

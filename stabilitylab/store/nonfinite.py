@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arrays import numbers
 from .layout import METRICS
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def lost(run: Run) -> str:
     for name in LOSSES:
         if name not in data.column_names or not len(column := data[name].drop_null()):
             continue
-        values = column.to_numpy().astype(float)
+        values = numbers(column).astype(float)
         if np.isfinite(values[-1]):
             return ""
-        steps = data["step"].filter(data[name].is_valid()).to_numpy()
+        steps = numbers(data["step"].filter(data[name].is_valid()))
         sound = np.flatnonzero(np.isfinite(values))
         since = int(steps[sound[-1] + 1 if len(sound) else 0])
         return f"Step {since}: the loss is {values[-1]} from here to the end of the record"

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ..errors import DamagedError, first_line
 from ..schema import Table
 from . import inventory
-from .arrays import flags, floats, integers, strings
+from .arrays import flags, floats, integers, numbers, strings
 from .files import LARGEST, inside, replace_file
 from .identity import Identity
 from .inventory import Entry, entry_of, footer_crc_of
@@ -46,18 +46,16 @@ def table_of(records: pa.Table, table: Table, run: Path) -> pa.Table:
     """Make a table's rows from journal records, which hold no sites: the sites come from run.json. Absent values are
     null."""
     if table.name not in records.column_names:  # the journal is older than the table
-        return part_schema(table).empty_table()
+        return pa.Table.from_batches([], part_schema(table))
     recorded = records.select(["step", table.name, table.name + ABSENT]).filter(records[table.name].is_valid())
     steps, rows, width = recorded.num_rows, len(table.rows), len(table.columns)
     values, absent = (recorded[place].combine_chunks().flatten() for place in (1, 2))
     if len(values) != steps * rows * width or len(absent) != steps * rows:
         told = f"a journal of {run} does not fit run.json's table {table.name!r}: restore run.json from a copy."
         raise DamagedError(told, run)
-    missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    numbers, gone = (array.to_numpy(zero_copy_only=False) for array in (values, absent))
     shape = (steps * rows, width)
-    where = None if missing is None else missing.reshape(shape)
-    return tidy(table, recorded[0].to_numpy(), numbers.reshape(shape), gone, where)
+    missing = numbers(values.is_null()).reshape(shape) if values.null_count else None
+    return tidy(table, numbers(recorded[0]), numbers(values).reshape(shape), numbers(absent), missing)
 
 
 def tidy(
@@ -88,12 +86,12 @@ def metrics_of(records: pa.Table, run: Path) -> pa.Table:
     A step may have two records: the part of it that was known first, and the rest.
     """
     column = records["metrics"].combine_chunks()
-    steps, row = np.unique(records["step"].to_numpy(), return_inverse=True)
+    steps, row = np.unique(numbers(records["step"]), return_inverse=True)
     count = len(steps)
-    owner = np.repeat(row, np.diff(column.offsets.to_numpy()))
+    owner = np.repeat(row, np.diff(numbers(column.offsets)))
     keys = column.keys.dictionary_encode()
-    which = keys.indices.to_numpy()
-    given, items = column.items.is_valid().to_numpy(zero_copy_only=False), column.items.to_numpy(zero_copy_only=False)
+    which = numbers(keys.indices)
+    given, items = numbers(column.items.is_valid()), numbers(column.items)
     columns = {"step": integers(steps, pa.int64())}
     for code, name in enumerate(keys.dictionary.to_pylist()):
         if not is_name(name):
@@ -128,7 +126,7 @@ def _write_parts(run: Path, made: Iterable[Part], identity: Identity) -> None:
     """List the parts in the inventory before they are written. A reader that finds a listed part missing reads its
     journal; until a part that is written again is in place, it may have either digest."""
     encoded = [
-        (table, number, data["step"].to_numpy(), parquet(data, _label(identity, table, number)))
+        (table, number, numbers(data["step"]), parquet(data, _label(identity, table, number)))
         for table, number, data in made
         if data.num_rows
     ]

@@ -17,7 +17,7 @@ from ..errors import DamagedError, InputError, ResourceError, StabilityLabError,
 from ..inputs import shown
 from ..schema import Row, Table
 from ..verdict import RULE, Verdict, judge_recorded
-from .arrays import floats, steps_in
+from .arrays import floats, numbers, steps_in
 from .combine import By, combine
 from .documents import damaged, read_document
 from .evaluation import read_evaluation
@@ -150,7 +150,7 @@ class Run:
             raise damaged(self.path / "status.json", repr(error), self.path) from error
         if status.state != "running":
             return status
-        last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
+        last = numbers(self._read(METRICS, STEP)["step"]).max(initial=status.step)
         state, reason = (
             ("running", status.reason) if alive else ("interrupted", "the process was killed, or its machine was lost")
         )
@@ -251,7 +251,7 @@ class Run:
 
     def steps(self, name: str) -> np.ndarray:
         """Return the steps at which a table was recorded, in ascending order."""
-        return steps_in(self._read(name, STEP)["step"].to_numpy())
+        return steps_in(numbers(self._read(name, STEP)["step"]))
 
     def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
         """Return a table as an Arrow table, with nulls as stored: null where the cell is absent or does not exist (in
@@ -329,10 +329,10 @@ class Run:
         if data.num_rows % len(table.rows):
             raise DamagedError(f"{self.path} holds half a step of {table.name!r}: restore it from a copy.", self.path)
         shape = (-1, len(table.rows))
-        steps = data["step"].to_numpy().reshape(shape)[:, 0]
-        values = {name: data[name].to_numpy().reshape(shape) for name in names}
-        absent, rows = data["absent"].to_numpy().astype(bool).reshape(shape), table.rows
-        missing = {name: data[name].is_null().to_numpy().reshape(shape) for name in names}
+        steps = numbers(data["step"]).reshape(shape)[:, 0]
+        values = {name: numbers(data[name]).reshape(shape) for name in names}
+        absent, rows = numbers(data["absent"]).reshape(shape), table.rows
+        missing = {name: numbers(data[name].is_null()).reshape(shape) for name in names}
         if choose is not None and len(steps):
             kept = list(choose(steps))
             steps, absent = steps[kept], absent[kept]
@@ -375,7 +375,7 @@ class Run:
         raise self._vanishing()
 
     def _gathered(self, pieces: Pieces, name: str, schema: pa.Schema | None) -> pa.Table:
-        empty = (schema or STEP).empty_table()
+        empty = pa.Table.from_batches([], schema or STEP)
         try:
             found = list(pieces.read(name, schema, self._tables.get(name)))
             return pa.concat_tables([empty, *found], promote_options="default").combine_chunks()

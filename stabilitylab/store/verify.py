@@ -14,6 +14,7 @@ import pyarrow as pa
 from ..errors import InputError, UsageError
 from ..schema import Table
 from . import inventory
+from .arrays import numbers
 from .digest import fault, seal_of
 from .documents import read_object, reseal
 from .evaluation import FILE as EVALUATION
@@ -202,7 +203,7 @@ def _same(part: pa.Table, made: pa.Table) -> bool:
 
 def _bits(column: pa.ChunkedArray) -> object:
     if pa.types.is_float64(column.type):
-        filled = column.fill_null(0.0).combine_chunks().to_numpy(zero_copy_only=False)
+        filled = numbers(column.fill_null(0.0))
         return filled.tobytes(), column.is_null().to_pylist()
     return column.to_pylist()
 
@@ -215,7 +216,7 @@ def _digest(path: Path, digests: Collection[str], found: Verified) -> None:
 
 
 def _whole_steps(run: Run, name: str, number: int, piece: pa.Table, found: Verified) -> np.ndarray:
-    steps = piece["step"].to_numpy()
+    steps = numbers(piece["step"])
     if name == METRICS or not len(steps):  # a process that died while it began its first probed row
         return steps
     rows = len(run.table(name).rows)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from ..errors import InputError, UsageError
 from ..schema import Cells, Table
 from . import inventory
+from .arrays import numbers
 from .aside import check_complete, free_place, set_aside
 from .damage import tell
 from .documents import plain, read_object, write_document
@@ -154,7 +155,7 @@ class RunWriter:
                     _adopt(path, identity)
             if earlier := parts(path, METRICS):
                 steps = read_part(path, earlier[max(earlier)], pa.schema([("step", pa.int64())]), identity)
-                writer._last_step = int(np.max(steps["step"].to_numpy()))
+                writer._last_step = int(np.max(numbers(steps["step"])))
             keep_until(path, -1 if writer._last_step is None else writer._last_step, before, identity)
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}

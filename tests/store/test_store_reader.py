@@ -345,8 +345,8 @@ from stabilitylab.store import Run, RunWriter
 writer = RunWriter.create({str(tmp_path / "run")!r}, {{}})
 writer.open([Table("t", ("value",), (Row("a"),))])
 writer.append(0, {{"loss": 1.0}}, {{"t": Cells(np.ones((1, 1)), np.zeros(1, bool))}})
-assert not {{"pandas", "torch", "matplotlib"}} & sys.modules.keys()
 writer.close()
+assert not {{"pandas", "torch", "matplotlib"}} & sys.modules.keys()
 assert len(Run.open(writer.path).frame("t")) == 1
 assert not {{"torch", "matplotlib", "pydantic"}} & sys.modules.keys()
 """
