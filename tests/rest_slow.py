@@ -14,7 +14,7 @@ SOME_ARCHS = frozenset({"branchnorm", "resi-dual", "layernorm-scaling", "dlcl"})
 MORE_ARCHS = SOME_ARCHS | {"admin", "normformer", "sandwich", "rezero"}  # and of each kind of gain and place of a norm
 
 
-# Of a long test of a script that has made all of its evidence: it guards what nobody runs until a release.
+# Of a long test of a script that has made all of its evidence: nobody runs the script until a release.
 complete = pytest.mark.skipif(not EVERY, reason="a script whose evidence is complete; EVERY=1 tries it")
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case, given by its parameters
 
@@ -38,3 +38,8 @@ def _slow(value: Any, always: bool) -> Any:
 def long(*value: Any) -> Any:
     """One parameter, a tuple, marked slow."""
     return slow(value)
+
+
+def rare(*value: Any) -> Any:
+    """One parameter, a tuple, that only ``EVERY=1`` tries."""
+    return _slow((value,), always=False)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from loose_scripts import scripts_of
-from rest_slow import rest_slow
+from rest_slow import complete, rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
@@ -73,6 +73,7 @@ def test_the_recorder_is_measured_by_what_it_does_in_an_update(
 
 
 @pytest.mark.slow
+@complete
 def test_depth_measures_each_depth_and_mode_and_adds_to_what_is_there(main: Any, tmp_path: Path) -> None:
     out, modes = tmp_path / "depth", "bare;checkpointing, probes"
     common = ("--steps", "10", "--modes", modes, "--anchor", "2", *TOY, "--out", str(out))

@@ -93,7 +93,7 @@ def test_every_command_is_one_that_this_file_runs() -> None:
 def test_the_probe_of_200_layers_runs_and_nothing_is_wrong_with_it(tmp_path: Path) -> None:
     """As it stands with EVERY=1. Else 40 of its 240 updates on fewer sentences, which every detector can judge.
 
-    A run of all 240 updates has its verdict tested at 36 layers, in tests/diagnose/test_diagnose_command.py.
+    A run of all 240 updates has its verdict tested at 12 layers, in tests/diagnose/test_diagnose_command.py.
     """
     part = () if EVERY else tuple(word for setting in PART for word in ("--set", setting))
     shown = ran(PROBE, *part, "--quiet", cwd=tmp_path)

@@ -151,7 +151,7 @@ def test_the_sentences_of_the_page_follow_from_the_ledgers(score: ModuleType) ->
         rises.append(curve.raw[best + 2] - curve.raw[best])
         over.append(float(own["best"]) / curve.best)
     assert [round(one, 2) for one in above] == [-0.02, 0.09, 0.02]
-    assert "a mean loss of -.02, .09 and .02 nats above" in page
+    assert "differs by -.02, .09 and .02 nats from the lowest" in page
     assert (round(min(rises), 1), round(max(rises), 1)) == (1.8, 3.2)
     assert "costs 1.8 to 3.2 nats" in page
     assert (round(min(over), 1), round(max(over), 1)) == (1.1, 1.9)

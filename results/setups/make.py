@@ -77,16 +77,19 @@ def answers(names: Sequence[str] = (), show: bool = False) -> dict[str, Any]:
 
 
 def rows(told: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """The three ledgers."""
+    """The three ledgers, of the cases in ``told``."""
     setups = []
     for one in SETUPS:
+        if one.name not in told:
+            continue
         found = _findings(told[one.name])
         checks = [] if isinstance(told[one.name], str) else told[one.name]["checks"]
         left = [check["name"] for check in checks if check["state"] == "not checked"]
         said = "; ".join(each["bound"] for each in found)
         values = (one.name, one.ranks, said, bool(found), len(checks) - len(left), "; ".join(left))
         setups.append(dict(zip(COLUMNS["setups"], map(str, values), strict=True)))
-    found_of = {name: [_row(one, told) for one in own] for name, own in (("faults", FAULTS), ("later", LATER))}
+    ledgers = {"faults": FAULTS, "later": LATER}
+    found_of = {name: [_row(one, told) for one in own if one.name in told] for name, own in ledgers.items()}
     return {**found_of, "setups": setups}
 
 
@@ -109,7 +112,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=HERE, help="Where the ledgers are written.")
     given = parser.parse_args()
     told = answers(given.only, show=bool(given.only))
-    if given.only:
+    if given.only and given.folder == HERE:  # whose ledgers have all cases
         return
     for name, ledger in rows(told).items():
         with (given.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:

@@ -32,7 +32,7 @@ def diagnose(
     Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. In 1,060 new
     runs of small Transformers it warned of 6 % of 634 healthy runs and of 85 % of 325 failures (90 % with the alarm),
     and named the right cause first in 84 % of 157 runs whose cause it can know. The goal of at most 5 % of healthy runs
-    is missed; for Sandwich-LN and Sub-LN the share is 17 and 18 %. docs/diagnose.md has the intervals.
+    is missed; with the alarm the share is 17 and 18 % for Sandwich-LN and Sub-LN. docs/diagnose.md has the intervals.
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run

@@ -64,7 +64,7 @@ def test_a_number_that_is_not_finite_names_it_too() -> None:
     [alert] = alarm.observe(30, {"loss": math.nan, "lr": 3.5e-3}, {})
     assert alert.sentence == (
         "step 30: loss is nan. The learning rate rose 3.5-fold at step 25, from 0.001 to 0.0035. Run stabilitylab "
-        "diagnose, which says where it came from, and go back to a checkpoint."
+        "diagnose, which says where the number came from, and go back to a checkpoint."
     )
 
 

@@ -88,7 +88,7 @@ def test_the_row_of_a_run_is_what_was_recorded(runs: dict[str, Path]) -> None:
         np.testing.assert_allclose(moved.sums, -0.1 * found.passes["gradients"][name].sums, rtol=1e-3, atol=1e-6)
     order = [place.order for place in found.passes["forward"].values()]
     assert order == sorted(order)
-    with pytest.raises(UsageError, match="no fingerprint at step 7; it has 0, 1"):
+    with pytest.raises(UsageError, match="no fingerprint at step 7: give one of 0, 1"):
         of_run(run, 7)
 
 

@@ -124,7 +124,7 @@ def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside torch._inductor
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", rest_slow(WAYS, ["method", "blocks"], ()))
 def test_the_same_holds_under_inductor(how: str) -> None:
     check(how, "it", "inductor")
 

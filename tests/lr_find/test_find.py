@@ -138,7 +138,7 @@ def test_what_the_budget_is_for_is_said_beforehand(tmp_path: Path) -> None:
     heard = Heard()
     found = perceptrons(tmp_path / "out", updates=300, audience=heard)
     assert "About" in heard.sentences[0]
-    assert "The budget (300 updates) is less" in heard.sentences[0]
+    assert "The budget (300 updates) is smaller" in heard.sentences[0]
     assert found.cost <= 300
     assert found.stopped.startswith("The budget (300 updates) ended the search")
 

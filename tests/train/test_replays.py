@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from rest_slow import MORE_ARCHS, long, rest_slow
+from rest_slow import SOME_ARCHS, long, rare, rest_slow
 from tape import Refused, Tape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -113,7 +113,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, MORE_ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm"}, SOME_ARCHS))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
     direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
@@ -136,14 +136,14 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
     [
         ("train.clip_norm=0.5", "model.growth=sigmoid", "train.activation_checkpointing=true"),
         long("model.stack=decoder", "model.dropout=0.1"),
-        long("probes.names=['none']"),
-        long("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
-        long("train.precision=bf16"),
-        long("train.accumulate=2"),
+        rare("probes.names=['none']"),
+        rare("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
+        rare("train.precision=bf16"),
+        rare("train.accumulate=2"),
         long("train.precision=bf16", "train.accumulate=2", "model.dropout=0.1", "model.tie=none"),
         long("model.stack=encoder"),
         long("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
-        long("probes.names=['standard']", "probes.every=1"),
+        rare("probes.names=['standard']", "probes.every=1"),
     ],
     ids=lambda settings: " ".join(settings),
 )
@@ -400,7 +400,7 @@ def test_more_shapes_than_are_recorded_run_directly(
     [
         ("model.arch=branchnorm", "model.dropout=0.1", "train.clip_norm=0.5"),
         long("train.precision=bf16", "train.working_weights=true", "model.tie=none"),
-        long("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        rare("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
         long("probes.names=['none']", "train.activation_checkpointing=true"),
     ],
     ids=lambda settings: " ".join(settings),

@@ -9,14 +9,15 @@ import pytest
 import torch
 from generated import Generator, Maps, first
 from probe_toys import ListSink
-from rest_slow import slow
+from rest_slow import EVERY, slow
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Watcher, find_sites
 from stabilitylab.probes.places.sites import Site
 
-FAST, ALL, UPDATES = 12, 500, 2
+FAST, UPDATES = 12, 2
+ALL = 500 if EVERY else 250
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
