@@ -155,7 +155,7 @@ def test_the_sentences_of_the_page_follow_from_the_ledgers(score: ModuleType) ->
     assert (round(min(rises), 1), round(max(rises), 1)) == (1.8, 3.2)
     assert "costs 1.8 to 3.2 nats" in page
     assert (round(min(over), 1), round(max(over), 1)) == (1.1, 1.9)
-    assert "lie 1.1 to 1.9 times above" in page
+    assert "recommended rates are 1.1 to 1.9 times the smoothed best rate" in page
     rivals = [own["Hyperband"] for own in scores.regrets.values()]
     assert round(score.median(rivals), 3) == 0.016
     assert "has a median of .016 nats" in page
