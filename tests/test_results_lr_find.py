@@ -151,14 +151,14 @@ def test_the_sentences_of_the_page_follow_from_the_ledgers(score: ModuleType) ->
         rises.append(curve.raw[best + 2] - curve.raw[best])
         over.append(float(own["best"]) / curve.best)
     assert [round(one, 2) for one in above] == [-0.02, 0.09, 0.02]
-    assert "differs by -.02, .09 and .02 nats from the lowest" in page
+    assert "lies -.02, .09 and .02 nats above the lowest mean loss" in page
     assert (round(min(rises), 1), round(max(rises), 1)) == (1.8, 3.2)
     assert "costs 1.8 to 3.2 nats" in page
     assert (round(min(over), 1), round(max(over), 1)) == (1.1, 1.9)
     assert "recommended rates are 1.1 to 1.9 times the smoothed best rate" in page
     rivals = [own["Hyperband"] for own in scores.regrets.values()]
     assert round(score.median(rivals), 3) == 0.016
-    assert "has a median of .016 nats" in page
+    assert "has a median regret of .016 nats" in page
 
 
 def test_the_regrets_are_drawn(tmp_path: Path) -> None:
