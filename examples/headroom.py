@@ -1,4 +1,4 @@
-"""The headroom of a run: a GPT-2 with random weights, and the multiple of its rate at which the loss would rise.
+"""The headroom of a run: the multiple of the learning rate at which the loss of a GPT-2 with random weights would rise.
 
 python examples/headroom.py [RUN]        (needs: pip install stabilitylab transformers)
 """

@@ -1,4 +1,4 @@
-"""A run that somebody broke: a GPT-2 of 12 layers whose learning rate jumps a hundredfold at step 40.
+"""A broken run: the learning rate of a GPT-2 of 12 layers jumps a hundredfold at step 40.
 
 python examples/learning_rate_jump.py [RUN]        (needs: pip install stabilitylab transformers)
 """
