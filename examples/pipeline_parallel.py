@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each process has some layers of a decoder that learns to count, and sends its output to the next.
+"""Pipeline parallelism: each process has some layers of a decoder that learns to count, and feeds the next process.
 
 torchrun --nproc-per-node 2 examples/pipeline_parallel.py [RUN]        (needs: pip install stabilitylab)
 """
