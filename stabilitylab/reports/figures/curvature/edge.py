@@ -225,6 +225,7 @@ def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
     "both with a residual of 5 % or less",
     threshold="R: > 1.5; X: < 1 (the paper names none: ours)",
     sweep="curvature:edge",
+    after="the bound on residuals came after the runs",
 )
 def sharpens_in_warm_up(runs: Runs) -> list[Effect]:
     """Return sharpness in the last row of warm-up over that of row 0, for runs in which both have converged."""
