@@ -1,5 +1,7 @@
-"""Arrow arrays straight from numpy's buffers, and back: ``pa.array`` has rules of its own for NaN, and it imports
-pandas, as ``to_numpy`` and ``fill_null`` do. Beside them, the steps of a column."""
+"""Conversion between numpy arrays and Arrow arrays by their buffers, and the steps of a column.
+
+``pa.array`` has rules of its own for NaN. ``pa.array``, ``to_numpy`` and ``fill_null`` import pandas.
+"""
 
 from __future__ import annotations
 

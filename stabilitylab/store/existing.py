@@ -1,4 +1,4 @@
-"""The check of a folder for a new run: its content may stand in the way, and the user is told what to do."""
+"""The check that a folder can take a new run, and the message for a folder that cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a crash cannot halve: atomic replacement, one lock a run, and one sentence for each refusal of a disk."""
+"""Atomic replacement of files, one lock per run, and one error message for each refusal of the operating system."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def write_all(descriptor: int, data: bytes | pa.Buffer) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the renames in ``path`` to the disk. A file system that cannot is ignored: it is no reason to stop a run."""
+    """Sync the renames in ``path`` to the disk. If the file system cannot sync a directory, do nothing."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,7 +151,7 @@ class HeldFile:
     on the disk.
     """
 
-    _open: ClassVar[set[int]] = set()  # also of objects that nobody has any more
+    _open: ClassVar[set[int]] = set()  # the open descriptors, also of objects that no variable refers to
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -167,7 +167,7 @@ class HeldFile:
 
     @staticmethod
     def release_all() -> None:
-        """Close the descriptors of the parent of this process."""
+        """Close the copies of the parent's descriptors in a forked child."""
         for descriptor in [*HeldFile._open]:
             HeldFile._open.discard(descriptor)
             with suppress(OSError):

@@ -36,8 +36,8 @@ def write_incident(
 ) -> None:
     """Write new files of rows, then ``incident.json``, then files that replace older ones.
 
-    Where ``incident.json`` exists, its rows do too. It lists former digests beside the new ones, so replaced files may
-    follow it.
+    If ``incident.json`` exists, the files that it lists exist too. It lists former digests beside the new ones, so
+    replaced files may be written after it.
     """
     make_directory(inside(run, run / FOLDER))
     files = {METRICS: parquet(_metrics(rows))}

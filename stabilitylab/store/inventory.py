@@ -113,7 +113,7 @@ def add(run: Path, entries: Iterable[Entry]) -> None:
 def begin(run: Path, number: int, identity: Identity) -> None:
     """Note that a journal of that number exists, so that a lost journal is missed.
 
-    The line is no safer from a power cut than the records, so it does not wait for the disk.
+    Like the records of the journal, the line is not synced to the disk.
     """
     _append(run, _begun(number, identity), lasting=False)
 
@@ -211,5 +211,5 @@ def _left_out(number: int, count: int, identity: Identity) -> str:
 
 
 def _is_torn(tail: bytes) -> bool:
-    """True for the beginning of a line that a crash left: it promises nothing, and is no damage."""
+    """True for a line that a crash cut off. A torn line lists nothing and does not count as damage."""
     return bool(tail) and WHOLE.search(tail) is None

@@ -1,4 +1,6 @@
-"""The journal: one self-contained, checked record a step, raw float64, so that a step is there whole or not at all.
+"""The journal: self-contained records with checksums, in raw float64. A record is read whole or not at all.
+
+A step has one record, or two if its first part was recorded early.
 
 A record is a head (mark, id of the run, number of the journal, its number in the journal, length and CRC of the
 payload, CRC of the head) and a payload: the names of its tables and one Arrow record batch. A damaged record costs only

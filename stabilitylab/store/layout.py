@@ -25,7 +25,7 @@ SCHEMA_VERSION = 4
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
-BLACK_BOX = "black_box"  # folder of what a flight recorder wrote, in files that are named as checkpoints are
+BLACK_BOX = "black_box"  # folder of a flight recorder's files, which are named like checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
@@ -82,7 +82,7 @@ def tables_on_disk(run: Path) -> list[str]:
 
 
 def _instead(folder: Path) -> str:
-    """Say what a folder without run.json has instead."""
+    """Say that a folder has no run.json, or which runs lie in it."""
     inner = sorted(path.parent for path in folder.glob("*/run.json"))
     if not inner:
         return "it has no run.json"
@@ -177,7 +177,7 @@ def _table_from_json(name: str, text: str, facts: Callable[[str, Mapping[str, An
 
 
 def _check_names(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for names that cannot be names of files, of columns, or text on one line of a terminal."""
+    """Raise ValueError for a wrong table name, column name, label or layer number. Text must print on one line."""
     rows = entry["rows"]
     if not TABLE_NAME.fullmatch(name) or name in ("step", METRICS):
         raise ValueError(f"{name[:60]!r} cannot name a table")

@@ -1,4 +1,4 @@
-"""The ledger of a run, ``ledger.jsonl``: a line for each recorded fact about an update that changed.
+"""The ledger of a run, ``ledger.jsonl``: a line for each recorded change of a setting, an optimizer state or a flag.
 
 Each line is a JSON object, then its own CRC-32. A torn last line, which a crash left, is no part of the file.
 """
@@ -56,5 +56,5 @@ def keep_until(run: Path, step: int, before: Identity, identity: Identity) -> No
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return True for the beginning of a line that a crash left: it has no end of an object and CRC."""
+    """Return True for a line that a crash cut off: it does not end in ``}``, a space and a CRC."""
     return not (len(line) > 9 and line[-9:-8] == b" " and line[-10:-9] == b"}")

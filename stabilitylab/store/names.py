@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 PLACES = {"stack": "stack_name"}  # old -> new, in every table
-VALUES: dict[str, dict[str, str]] = {  # the same of a table's own columns
+VALUES: dict[str, dict[str, str]] = {  # table -> old -> new, for the table's own columns
     "branch_variance": {"sum": "total"},
     "logits": {"mean": "mean_logit"},
     "outliers": {"kurtosis": "pearson_kurtosis"},

@@ -1,4 +1,4 @@
-"""The first step at which a run is broken, read quickly for ``runs`` and the page, for runs without a verdict."""
+"""The first step from which the loss is not finite, for ``runs`` and the page, in runs without a verdict."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ Part = tuple[str, int, pa.Table]  # table, number, content
 
 
 def _write_parts(run: Path, made: Iterable[Part], identity: Identity) -> None:
-    """List the parts in the inventory before they are written. A reader that finds a listed part missing reads its
-    journal; until a part that is written again is in place, it may have either digest."""
+    """List the parts in the inventory, then write them. A reader that finds a listed part missing reads its journal. A
+    part that is written again matches its old or its new digest."""
     encoded = [
         (table, number, numbers(data["step"]), parquet(data, _label(identity, table, number)))
         for table, number, data in made
@@ -231,7 +231,8 @@ def renew(run: Path, table: Table, identity: Identity) -> None:
 
 @contextmanager
 def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a part. Anything that is no part of the run raises DamagedError in one sentence."""
+    """Open a part. A file that is no part of the run raises DamagedError; FileNotFoundError and PermissionError
+    pass."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearly always enough
 PAUSE = 0.01  # seconds between two attempts
 T = TypeVar("T")
-Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
+Version = tuple[int, int]  # inode and time of the last change of run.json, which is only ever replaced
 Stamps = Mapping[Path, Stamp]
 STEP = pa.schema([("step", pa.int64())])
 
@@ -320,11 +320,11 @@ class Run:
         by: By | None,
         choose: Callable[[np.ndarray], Sequence[int]] | None = None,
     ) -> tuple[np.ndarray, Sequence[Row], dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-        """Read steps, rows, the numbers of each column, its cells without a number, and ``absent``: (steps, rows) each.
-        ``choose`` picks steps by their places; without it, all."""
+        """Return steps (steps,), rows, and arrays (steps, rows): values and missing cells by column, and ``absent``.
+        ``choose`` returns the indices of the steps to keep; None: all."""
         names = self._chosen(table.columns, columns, table.name)
         fields = [("step", pa.int64()), *((name, pa.float64()) for name in names), ("absent", pa.bool_())]
-        # Places are not read but repeated from the definition: every step holds all rows, in its order.
+        # Sites are not read: every step holds all rows of the table's definition, in the order of the definition.
         data = self._read(table.name, pa.schema(fields))
         if data.num_rows % len(table.rows):
             raise DamagedError(f"{self.path} holds half a step of {table.name!r}: restore it from a copy.", self.path)
@@ -430,7 +430,7 @@ class Snapshot(Run):
 
     @classmethod
     def taken(cls, run: Run) -> Snapshot | None:
-        """Read a run once; None if files disappeared meanwhile."""
+        """Return a snapshot of ``run``; None if files disappeared meanwhile."""
         path, version = run.path, _version(run.path)
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
@@ -494,7 +494,7 @@ def of_snapshots(make: Callable[..., T], *runs: Run) -> T:
 
 
 def _nearest(steps: np.ndarray, step: int | None) -> int:
-    """Return the place of the last step, or of the one nearest to ``step``; of two as near, the earlier."""
+    """Return the index of the step nearest to ``step`` (None: of the last step); of two equally near, the earlier."""
     order = np.argsort(steps, kind="stable")
     return int(order[-1] if step is None else order[np.abs(steps[order] - step).argmin()])
 

@@ -23,7 +23,7 @@ class SparingWriter(RunWriter):
     can be written by then.
     """
 
-    _spares = False  # create or resume has ended
+    _spares = False  # True once create or resume has succeeded
     _refused = ""  # why nothing is recorded any more
 
     def _begin(self, argv: Sequence[str], **facts: Any) -> None:
@@ -43,8 +43,8 @@ class SparingWriter(RunWriter):
         self._spare(super().flush)
 
     def seal(self) -> int:
-        """End the current part and return the next one's number; the number of the last part that was sealed where
-        nothing is recorded any more, so that a run resumed there lacks the rows since then."""
+        """End the current part and return the number of the next part. After a refusal, return the number of the part
+        that could not be ended: a run that is resumed there lacks the rows of this part and all later rows."""
         self._spare(lambda: super(SparingWriter, self).seal())
         return self._number
 
@@ -66,7 +66,7 @@ class SparingWriter(RunWriter):
         self._spare(super().close, again=True)
 
     def _spare(self, write: Callable[[], object], again: bool = False) -> None:
-        """Call ``write``; after a refusal, only if it is to be tried ``again``."""
+        """Call ``write``. After a refusal, call it only if ``again`` is True."""
         if self._refused and not again:
             return
         try:

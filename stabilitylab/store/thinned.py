@@ -1,4 +1,4 @@
-"""A smaller copy of a run: without weights, and with fewer rows of the probes' tables."""
+"""A smaller copy of a run: without checkpoints, and with fewer rows of the probes' tables."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None
 
 
 def _strangers(run: Run, found: Verified) -> None:
-    """Report tables and lines of the inventory that run.json or this schema does not know."""
+    """Report tables that run.json lacks, a missing inventory, damaged or foreign lines of it, and missing journals."""
     for name in tables_on_disk(run.path):
         if name not in (METRICS, *run.tables):
             found.say(f"run.json has no table {name!r}, of which there is a folder")

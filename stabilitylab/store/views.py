@@ -1,4 +1,4 @@
-"""Views of a run: pictures and words that rooms above the store make of it. They register here by name, so that
+"""Views of a run: pictures and texts that packages above the store make of it. They register here by name, so that
 :class:`~stabilitylab.store.Run` can offer them without an import upwards."""
 
 from __future__ import annotations

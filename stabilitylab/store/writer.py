@@ -205,8 +205,8 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """Append one step with everything in it. The whole step is in the run when this returns, and none of it if this
-        raises (of a step that was begun, no further part)."""
+        """Append one step with everything in it. When this returns, the whole step is in the run. If this raises,
+        nothing of the call is in the run."""
         begun = self._begun if self._begun is not None and self._begun.step == step else None
         if begun is None:
             self._add(step, metrics, tables)
@@ -325,7 +325,7 @@ class RunWriter:
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables}, self._identity)
 
     def ledger(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Append facts about updates that changed (:mod:`.ledger`)."""
+        """Append recorded changes of settings, optimizer state and flags (:mod:`.ledger`)."""
         self._check_writable()
         add_facts(self.path, facts, self._identity)
 

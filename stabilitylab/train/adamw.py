@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""AdamW without the host's work: thousands of small parameters updated with a few calls from Python."""
+"""AdamW with less work on the host: thousands of small parameters are updated with a few calls from Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPTURE_CHECK = next(
 def _direct(name: str) -> Any:
     """Return the method of torch's optimizers without the import of torch._dynamo (1.5 s) with which it begins.
 
-    The import keeps the method out of compiled code; there is none before something else has imported torch._dynamo.
+    That import keeps the method out of compiled code, which exists only after other code has imported torch._dynamo.
     """
     guarded = getattr(torch.optim.AdamW, name)
     plain = getattr(guarded, "__wrapped__", guarded)

@@ -58,8 +58,8 @@ def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ..
 
 
 def aligned(batch: Batch, device: torch.device) -> Batch:
-    """Return ``batch`` padded for the device: unless lengths are multiples of 8, the memory-efficient kernel of
-    attention pads the mask in each layer."""
+    """Return ``batch`` padded for the device. On a GPU, lengths become multiples of 8: otherwise the memory-efficient
+    kernel of attention pads the mask in each layer."""
     return batch.padded(alignment(device))
 
 
@@ -68,7 +68,7 @@ def alignment(device: torch.device) -> int:
 
 
 def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """Return the provenance of a run: versions, git revision of the working folder, device, threads, numeric modes."""
+    """Return the provenance of a run: versions, git revision of this package, device, threads, numeric modes."""
     return {
         **process_facts(device, attention_kernels(train, device)),
         "cuda": torch.version.cuda if device.type == "cuda" else None,

@@ -1,4 +1,4 @@
-"""Probes of the Hessian, which a model needs the gradient of its loss for."""
+"""The removal of Hessian probes from a run whose backward pass is not the gradient of its loss."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NEEDS = ("sharpness", "preconditioned_sharpness")  # critical_sharpness takes lo
 
 
 def without_hessian(config: Config) -> Config:
-    """Return the configuration without these probes, if the model has no Hessian.
+    """Return the configuration, without the probes :data:`NEEDS` if the Hessian cannot be computed.
 
-    That is so if one of its architectures detaches a part of the forward pass. Raises UsageError if the user named one
-    of the probes.
+    The Hessian cannot be computed if an architecture detaches a part of the forward pass. Raises UsageError if the user
+    named one of the probes.
     """
     archs, asked = inexact(config.model), chosen(config.probes.names)
     found = [name for name in NEEDS if name in asked] if archs else []

@@ -1,4 +1,4 @@
-"""The training loop: one update reads top to bottom; the probes are just its watcher."""
+"""The training loop. The probes watch each update and do not change it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ class Trainer:
             self._load_rest(state)
 
     def fit(self, stop: Callable[[], bool], show: Callable[[Report], None]) -> Verdict | None:
-        """Train to the last step, a divergence that ends the run, or ``stop()``; None if it was stopped."""
+        """Train until the last step, a divergence that ends the run, or ``stop()``; return the verdict, None if
+        stopped."""
         train = self.config.train
         untold: deque[Report] = deque()
         self.checkpoints.restart()
@@ -199,7 +200,7 @@ class Trainer:
         return metrics
 
     def rate(self, row: int) -> float:
-        """Return the learning rate of the update that ends row ``row``."""
+        """Return the learning rate of update ``row``, which steps from theta_row to theta_{row + 1}."""
         return learning_rate(self.config.train, row)
 
     def work(self, batches: Sequence[Batch], tokens: Tensor) -> Mapping[str, float | None]:

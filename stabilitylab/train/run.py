@@ -62,7 +62,7 @@ def plan(config: Config) -> Plan:
     fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
-    config = without_hessian(config)  # an unknown name shows now, not after the data were read
+    config = without_hessian(config)  # before the data are read: an unknown name of a probe raises an error here
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)

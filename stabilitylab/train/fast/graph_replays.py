@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | None]
 Work = Callable[[Sequence[Batch], Tensor], Metrics]
-# The largest number of recorded updates, two (:func:`kinds`) for each combination of the shapes of micro-batches; of
-# shapes, if halves of updates are recorded separately (:class:`~.micro_replays.ReplaysApart`).
+# The largest number of recorded updates: two for each combination of the shapes of micro-batches (:func:`kinds`). If
+# halves of updates are recorded separately (:class:`~.micro_replays.ReplaysApart`): the largest number of shapes.
 MOST = 16
 
 
@@ -78,10 +78,10 @@ class Replays:
     The first update and the first probed one run directly, which creates the optimizer's state and fills caches. Every
     other kind is recorded when it first comes. A direct run beside a recording would hold the working memory twice,
     since graphs do not share their memory. If a recording fails, the update runs directly once and is recorded the next
-    time. If that fails too, or from the 17th combination on, updates run directly. The largest update is recorded
-    first, and smaller ones anew after it: they fit into its working memory, and it does not fit into theirs. Compiled
-    layers are compiled in the first update of each shape. That update runs directly too, since a compiler cannot run
-    within a recording.
+    time. If the second recording fails too, all updates run directly. From the 17th kind on, new kinds run directly. An
+    update that is larger than all recorded ones drops their recordings and is recorded first: smaller updates fit into
+    its working memory. Compiled layers are compiled in the first update of each shape. That update runs directly too,
+    since a compiler cannot run within a recording.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ class ReplayedPass:
     """``work``, recorded at its second call and replayed from then on. What depends on the row lies on the device.
 
     The first call runs directly, as it fills caches; a pass that gives nothing then is never recorded. If the recording
-    fails, every call runs directly, and one sentence says so: the numbers are the same. ``name``: what that sentence
-    calls the pass. ``around``: makes what has to be around ``work`` on the host, and outside of a recording, such as
-    random states that are kept.
+    fails, every call runs directly, with the same numbers, and one warning says so. ``name``: the name of the pass in
+    that warning. ``around``: makes the context of ``work`` on the host, such as one that keeps random states. The
+    context itself is not recorded, and replays run without it.
     """
 
     def __init__(
