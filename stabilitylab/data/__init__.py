@@ -1,6 +1,6 @@
-"""Data as fixed-shape batches of a corpus, which a data source makes.
+"""Batches of fixed shapes, made from the corpus of a data source.
 
-Batches load on first use, so that whoever only looks into the registry of sources needs no torch.
+The classes of batches are imported on first use, so that the registry of sources can be read without torch.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Corpus:
     source_vocab: int
     target_vocab: int
     joint: bool
-    decode: Callable[[Sequence[int]], str]  # words of the target side
+    decode: Callable[[Sequence[int]], str]  # target ids -> text
     lines: Callable[[str], tuple[list[str], list[str]]]  # "train" or "valid" -> its pairs as text, read on demand
     encode: Callable[[list[str]], Sentences] | None = None  # other text in the same vocabulary
     fresh: Callable[[int], Pairs] | None = None  # n -> n further pairs, if the source can make them

@@ -74,8 +74,8 @@ class Dataset:
         """Make micro-batch ``index`` of the ``count`` of an update: position ``step * count + index`` of an endless
         order.
 
-        Every epoch is a new permutation in which each pair stands once; what the last batch of a bucket lacks is
-        taken from the beginning of the same permutation.
+        Every epoch is a new permutation in which each pair occurs once. If the last batch of a bucket lacks pairs, the
+        first pairs of the same permutation fill it up.
         """
         if step < 0 or not 0 <= index < count:
             raise ValueError(f"micro-batch {index} of {count} at step {step} does not exist.")
@@ -87,7 +87,7 @@ class Dataset:
         return make_batch(rows, self._stack, self.target_vocab, stream(self._config.seed, MASKING, position))
 
     def validation(self) -> Iterator[Batch]:
-        """Yield the validation set in sentences sorted by length; nothing if there is no validation set."""
+        """Yield batches of the validation set, sorted by length; nothing if there is no validation set."""
         rows = self._split.validation
         order = np.argsort(rows.lengths().sum(axis=1), kind="stable")
         for start in range(0, len(order), VALIDATION_ROWS):
@@ -120,11 +120,11 @@ class Dataset:
         return self._corpus.decode(words)
 
     def passage(self, data: str | None = None, longest: int | None = None) -> Passage:
-        """Returns whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.
+        """Return text to translate: ``data`` = "text:SRC,TGT", in this vocabulary; None: the text that was held out.
 
-        That is all of the validation text, or without one the pairs that were cut out of the training text. Nothing is
-        left out: a source side of over ``longest`` tokens, EOS included, is cut to that length and counted; None: those
-        that the model was trained on, data.max_length.
+        The held-out text is all of the validation text. Without a validation text, it is the pairs that were cut out of
+        the training text. No sentence is left out: a source side of over ``longest`` tokens (EOS included; None:
+        data.max_length) is cut to that length and marked as truncated.
         """
         corpus, longest = self._corpus, longest or self._config.max_length
         if data is None:

@@ -37,9 +37,9 @@ class Split(NamedTuple):
 def split(corpus: Corpus, config: DataConfig) -> Split:
     """Sort the rows of ``corpus`` by their use.
 
-    The held-out batch is the first ``config.held_out`` pairs of the validation text, the validation set all of it.
-    Without such a text both are chosen from the training text, by content; or the source makes fresh pairs for the
-    validation set. A validation set of 0 sentences is asked for by ``config.validation`` = 0.
+    The held-out batch is the first ``config.held_out`` pairs of the validation text. The validation set is all pairs of
+    that text that are not in the training set. Without a validation text, both are chosen from the training text by
+    content, or the source makes fresh pairs for the validation set. ``config.validation`` = 0: no validation set.
     """
     empty, long = corpus.train.empty(), corpus.train.longer_than(config.max_length)
     train = _rows(corpus.train, config, config.source, corpus.rows)

@@ -40,9 +40,10 @@ def evaluate(
     """Translate the run's whole validation text, or ``data`` = "text:SRC,TGT", with its newest checkpoint; score it.
 
     References are the lines of the text, unchanged (the synthetic task: its words); hypotheses are detokenised. The
-    model is that of its checkpoint: row ``row``, with that row's ``alpha``, in float32. ``sentences``: only the first
-    so many. ``progress`` is called with (sentences done, their total). Returns the content of RUN/evaluation.json;
-    RUN/evaluation.tsv has the references and hypotheses. ``data`` never enters the vocabulary, which stays the run's.
+    model is that of its checkpoint: row ``row``, with that row's ``alpha``, in float32. ``sentences``: the number of
+    first sentences to translate (None: all). ``max_length``: the tokens to which longer sources are cut. ``progress``
+    is called with (sentences done, their total). Returns the content of RUN/evaluation.json; RUN/evaluation.tsv has the
+    references and hypotheses. ``data`` is encoded in the run's vocabulary.
     Raises UsageError if the run is no encoder-decoder or an argument is wrong; InputError if it has no checkpoint, if
     its data have changed, or if its model no longer computes finite numbers.
     """

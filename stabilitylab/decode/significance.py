@@ -1,4 +1,4 @@
-"""The significance of the difference of two runs' scores, beside the random choice of test sentences."""
+"""A test if the scores of two runs differ by more than the random choice of test sentences explains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paired(a: str | Path, b: str | Path, *more: str | Path) -> dict[str, Any]:
 
     The input is the result of ``evaluate``. For each system: the score, and the mean and half width of its 95 %
     interval over the resamples. Every system but the first also has the two-sided p that its difference to the first is
-    chance. Sacrebleu computes these numbers; p is 1 if both systems translated everything alike. Raises UsageError for
+    chance. Sacrebleu computes these numbers; p is 1 if both systems gave the same translations. Raises UsageError for
     a run given twice, InputError if a run was not evaluated or was evaluated on other references.
     """
     paths = [Path(path) for path in (a, b, *more)]

@@ -19,7 +19,7 @@ def experiments(
     seeds: Sequence[int] | None = None,
     steps: int | None = None,
 ) -> list[Experiment]:
-    """Lists the runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of
+    """Return the runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of
     them.
 
     ``seeds`` replaces the figure's own, ``steps`` the number of updates where the figure's sweep leaves that free.
@@ -65,7 +65,8 @@ def folder(figure: str, scale: str = "tiny") -> str:
 
 
 def minutes(figure: str, scale: str = "tiny") -> float | None:
-    """Return the core-minutes of all runs of ``figure`` on synthetic data; None if not measured."""
+    """Return the core-minutes of all runs of ``figure`` on synthetic data at scale tiny; None if not measured, and for
+    the other scales."""
     return SWEEPS[figure].minutes if scale == "tiny" else None
 
 

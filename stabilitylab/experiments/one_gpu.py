@@ -23,15 +23,15 @@ NO_WEIGHTS = {"train": {"final_checkpoint": False, "checkpoint_minutes": 0.0}}
 
 
 def by_seed(ask: Recipe, own: Sequence[int]) -> Iterator[Recipe]:
-    """Yields one recipe a seed, so that whatever is finished has as many seeds of one architecture as of another."""
+    """Yield one recipe per seed, so that an unfinished sweep has equally many seeds of each architecture."""
     for seed in ask.seeds or own:
         yield ask.only(seed)
 
 
-ARMS = ("deepnorm", "branchnorm", "branchnorm T=1")  # of the comparison, the two that the figures compare first
+ARMS = ("deepnorm", "branchnorm", "branchnorm T=1")  # of the comparison; the two that the figures compare come first
 LAYERS = 18  # a side
 PAPERS_RATE = 5e-4
-RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # to choose from: the papers' 5e-4, and what is twice as much or half as much
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # to choose from: half of the papers' 5e-4, and 1, 2 and 4 times as much
 REGULAR: Settings = {"model": {"dropout": 0.3}, "train": {"final_checkpoint": False}}
 LONG_RAMP = 0.2  # of the run: the second arm of BranchNorm, at the rate of the first
 
@@ -39,7 +39,8 @@ LONG_RAMP = 0.2  # of the run: the second arm of BranchNorm, at the rate of the 
 def choice(
     ask: Recipe, updates: int, arms: Sequence[str] = ARMS, rates: Sequence[float] = RATES
 ) -> Iterator[Experiment]:
-    """Plans the runs from which each arm's rate is chosen: a quarter of ``updates`` long, seeds 100 and 101."""
+    """Yield the runs from which each arm's rate is chosen: a quarter of ``updates`` long, by default with seeds 100 and
+    101."""
     quarter = max(1, updates // 4)
     for seed in ask.seeds or protocol.CHOICE_SEEDS:
         for rate in rates:
@@ -50,8 +51,8 @@ def choice(
 def main(
     ask: Recipe, updates: int, rates: Mapping[str, float] | None = None, arms: Sequence[str] = ARMS
 ) -> Iterator[Experiment]:
-    """Compares the arms at ``rates`` (None: the papers' for all), 18L-18L, with the tables of Figures 8 and 9; all arms
-    of a seed before the next seed, and last BranchNorm with a ramp of 20 %."""
+    """Yield the runs that compare the arms at ``rates`` (None: the papers' rate for all), 18L-18L, with the tables of
+    Figures 8 and 9. All arms of a seed come before the next seed; BranchNorm with a ramp of 20 % comes last."""
     rates = dict.fromkeys(arms, PAPERS_RATE) if rates is None else rates
     shared = (WIDE, REGULAR, protocol.WITH_LAYERS, ask.settings)
     for seed in ask.seeds or protocol.SEEDS:
@@ -65,7 +66,7 @@ def main(
 
 
 def beginning(ask: Recipe) -> Iterator[Experiment]:
-    """Repeats the first 100 updates of the papers' recipe, 50L-50L, without and with their warm-up of 4000, with
+    """Yield runs of the first 100 updates of the papers' recipe, 50L-50L, without and with their warm-up of 4000, with
     gradient norms in every row."""
     every_row = probing("grad_norm", every=1, update_every=10)
     shared = (WIDE, EARLY, NO_WEIGHTS, {"train": {"steps": 100}}, every_row)

@@ -28,7 +28,8 @@ def size(ask: Recipe) -> Settings:
 
 
 def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
-    """Steps once with every architecture from 3 layers a side on; Admin's figure goes up to 100, at the base size."""
+    """Yield runs of one step of every architecture: 3 to 50 layers a side, and at the base size up to 100 (Admin's
+    figure)."""
     depths = (3, 6, 12, 18, 25, 50) if ask.tiny else (3, 6, 12, 18, 25, 50, 100)
     yield from ask.runs(ARCHS, depths, size(ask), kind="onestep")
     yield from ask.runs(["branchnorm alpha=0"], [18], size(ask), kind="onestep")

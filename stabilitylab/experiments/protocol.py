@@ -1,9 +1,9 @@
-"""Plans the runs of Protocol 2, by which architectures are compared: ramps of 4 % of the run, and for each its own
-rate.
+"""The runs of Protocols 2 and 3, by which architectures are compared: ramps of 4 % of the run, and an own learning rate
+for each architecture.
 
-T = warm-up = 4 % of the run, where BranchNorm has 4,000 of 100,000 updates; then a linear decay to 0. Each arm trains
-at the learning rate that is best for it on seeds 100 and 101 in runs of a quarter of the length; seeds 3 to 8 are
-judged.
+T = warm-up = 4 % of the run (the BranchNorm paper has 4,000 of 100,000 updates); then a linear decay to 0. In Protocol
+2 each arm trains at the learning rate that is best for it on seeds 100 and 101 in runs of a quarter of the length;
+seeds 3 to 8 are judged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WITH_LAYERS = probing("default", "branch_variance")
 
 
 def arms(layers: int) -> tuple[str, ...]:
-    """Lists the arms at ``layers`` a side."""
+    """Return the arms at ``layers`` a side."""
     return (*ARMS, ALPHA_ALONE) if layers == LAYERS[0] else ARMS
 
 
@@ -57,10 +57,10 @@ def chosen(arm: str, layers: int) -> float:
 def run(
     arm: str, layers: int, seed: int, rate: float, updates: int, *settings: Settings, tags: Sequence[str] = ()
 ) -> Experiment:
-    """Plans one run of ``arm``, ``layers`` a side, at learning rate ``rate``, whose warm-up and T are 4 % of
+    """Return one run of ``arm``, ``layers`` a side, at learning rate ``rate``, with warm-up and T of 4 % of
     ``updates``.
 
-    ``settings`` win over these, but not over what makes the arm.
+    ``settings`` override these, but not the settings that define the arm, and not the seed.
     """
     common: dict[str, Any] = {
         "model": {"T": share(updates), "encoder_layers": layers, "decoder_layers": layers},
@@ -74,7 +74,7 @@ def run(
 def choice(
     layers: int, settings: Settings, rates: Mapping[str, tuple[float, ...]] | None = None
 ) -> Iterator[Experiment]:
-    """Plans the runs from which the rate of each arm is chosen; ``rates``: others than the four."""
+    """Yield the runs from which the rate of each arm is chosen. ``rates``: arm -> rates in place of :data:`RATES`."""
     light: Settings = {"train": {"final_checkpoint": False}}
     for seed in CHOICE_SEEDS:
         for arm in arms(layers):
@@ -85,12 +85,12 @@ def choice(
 # Protocol 3: the rates are searched on the schedule that is run, and models must read their source.
 SEARCHED_RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 SEARCHED_ARMS = (POST, PRE, SMALL, DEEP, BRANCH)
-RUNG_UPDATES = 2400  # of the schedule of UPDATES: from here on its losses rank the rates as its end does
+RUNG_UPDATES = 2400  # of a schedule of UPDATES: from here on the losses rank the rates as at the end
 CONFIRMING_SEEDS = (102, 103, 104, 105)
 
 
 def searched(arm: str, layers: int, settings: Settings) -> Experiment:
-    """Plan the run whose rate is searched, without its rate and seed; the loss on the validation set decides."""
+    """Return a run from which a rate is searched, by its validation loss; its name has no rate and no seed."""
     found = run(arm, layers, CHOICE_SEEDS[0], SEARCHED_RATES[0], UPDATES, settings, probing())
     return Experiment(f"{slug(label(found.config.model))}-{found.config.model.depth}", found.config)
 
@@ -108,24 +108,24 @@ HALVED_SEEDS = JUDGED_SEEDS[:4]
 
 
 def judged(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
-    """Plans the comparison of Protocol 3 at ``layers`` a side: each of ``arms`` at the rate that its search chose, seed
-    by seed, so that whatever is finished is paired. The set on which it is judged is ``ask``'s; it must be another one
-    than that of the search."""
+    """Yield the comparison of Protocol 3 at ``layers`` a side: each of ``arms`` at the rate that its search chose, seed
+    by seed, so that the finished runs are paired. ``ask`` names the data whose validation set judges the runs; it must
+    differ from the validation set of the search."""
     for seed in ask.seeds or JUDGED_SEEDS:
         for arm in arms:
             yield run(arm, layers, seed, SEARCH[arm][layers], UPDATES, WITH_LAYERS, ask.settings)
 
 
 def halved(ask: Recipe, layers: int, arms: Sequence[str] = SEARCHED_ARMS) -> Iterator[Experiment]:
-    """Plans half of the seeds of :func:`judged` at half the rates, by which its answers may depend on the rate."""
+    """Yield half of the seeds of :func:`judged` at half the rates, to see if its answers depend on the rate."""
     for seed in ask.seeds or HALVED_SEEDS:
         for arm in arms:
             yield run(arm, layers, seed, SEARCH[arm][layers] / 2, UPDATES, probing(), ask.settings)
 
 
 def searched_ramps(ask: Recipe) -> Iterator[Experiment]:
-    """Plans BranchNorm, 18 layers a side, with the paper's T as shares of the run, at the rate that its search chose,
-    at half of it, and at the rate of Protocol 2; warm-up stays 4 %."""
+    """Yield BranchNorm, 18 layers a side, with the paper's T as shares of the run, at the rate that its search chose,
+    at half of that rate, and at the rate of Protocol 2; warm-up stays 4 %."""
     found = SEARCH[BRANCH][18]
     for seed in ask.seeds or SEEDS:
         for rate in dict.fromkeys((found, found / 2, CHOSEN[BRANCH][18])):
@@ -136,10 +136,9 @@ def searched_ramps(ask: Recipe) -> Iterator[Experiment]:
 
 
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
-    """Picks the rate of the smallest loss, and the rate that is to be tried next, where the best one stands at the
-    edge.
+    """Return the rate of the smallest loss, and the rate to try next if the best rate is the lowest or highest one.
 
-    A loss that is not finite counts as the worst. None: the choice is made, or the next rate would lie beyond
+    A loss of inf or NaN counts as the worst. None: the choice is made, or the next rate would lie beyond
     ``LEAST_RATE`` and ``MOST_RATE``.
     """
     chosen = min(losses, key=lambda rate: (not losses[rate] < float("inf"), losses[rate]))
@@ -151,16 +150,15 @@ def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
 
 
 def length(ask: Recipe, usual: int) -> tuple[int, list[str]]:
-    """Counts the updates of the runs that are asked for, and says what tells those of an unusual length apart in their
-    names."""
+    """Return the number of updates that ``ask`` asks for, and the tags that mark an unusual number in names of runs."""
     return (usual, []) if ask.steps in (None, usual) else (int(ask.steps or usual), [f"steps{ask.steps}"])
 
 
 def main(
     ask: Recipe, layers: Iterable[int] = tuple(reversed(LAYERS)), only: Sequence[str] = ()
 ) -> Iterator[Experiment]:
-    """Compares all arms (or ``only`` these) at their own rates, seed by seed, so that whatever is finished is paired;
-    with the tables of Figures 8 and 9."""
+    """Yield the runs that compare all arms (or ``only`` these) at their own rates, seed by seed, so that the finished
+    runs are paired; with the tables of Figures 8 and 9."""
     layers = tuple(layers)
     updates, tags = length(ask, UPDATES)
     for seed in ask.seeds or SEEDS:
@@ -172,10 +170,10 @@ def main(
 
 
 def lower(ask: Recipe) -> Iterator[Experiment]:
-    """Trains DeepNorm and BranchNorm, 6 layers a side, at a quarter of their chosen rates.
+    """Yield DeepNorm and BranchNorm, 6 layers a side, at a quarter of their chosen rates.
 
-    Planned after the runs of :func:`main` had been seen, whose encoders collapsed: do they at a lower rate? Describes,
-    and decides nothing.
+    Planned after the encoders of the runs of :func:`main` had collapsed, to see if they also collapse at a lower rate.
+    These runs decide no claim.
     """
     for seed in ask.seeds or SEEDS[:3]:
         for arm in (DEEP, BRANCH):
@@ -183,8 +181,8 @@ def lower(ask: Recipe) -> Iterator[Experiment]:
 
 
 def beginning(ask: Recipe) -> Iterator[Experiment]:
-    """Repeats the ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit,
-    since the decay begins after it."""
+    """Yield the ramps of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit, since
+    the decay begins after the ramp."""
     updates, tags = length(ask, UPDATES)
     first: Settings = {"train": {"steps": share(updates), "warmup": share(updates), "final_checkpoint": False}}
     every_row = probing("grad_norm", every=1, update_every=10)
@@ -196,7 +194,7 @@ def beginning(ask: Recipe) -> Iterator[Experiment]:
 
 
 def ramps(ask: Recipe) -> Iterator[Experiment]:
-    """Trains BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
+    """Yield BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
     updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for part in SHARES:
@@ -207,7 +205,7 @@ def ramps(ask: Recipe) -> Iterator[Experiment]:
 
 
 def growths(ask: Recipe) -> Iterator[Experiment]:
-    """Trains BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
+    """Yield BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
     updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for growth in ("linear", "exp", "sigmoid"):
@@ -216,8 +214,8 @@ def growths(ask: Recipe) -> Iterator[Experiment]:
 
 
 def deepest(ask: Recipe) -> Iterator[Experiment]:
-    """Trains 100L-100L with the recipe of figures (160 updates): two rates, and T = 1, 4 % and 60 % of the run. T = 1
-    asks whether DeepNorm's initialisation needs a ramp beside it at all."""
+    """Yield 100L-100L with the recipe of figures (160 updates): two rates, and T = 1, 6 and 100 updates (4 % and 62 %
+    of the run). The runs with T = 1 show if DeepNorm's initialisation needs a ramp at all."""
     for seed in ask.seeds or SEEDS:
         for rate in DEEPEST_RATES:
             for T in DEEPEST_RAMPS:
@@ -231,7 +229,7 @@ def deepest(ask: Recipe) -> Iterator[Experiment]:
 
 
 def fifty(ask: Recipe) -> Iterator[Experiment]:
-    """Trains 50L-50L at the rates of 18 layers a side, half as long as the comparison."""
+    """Yield 50L-50L at the rates of 18 layers a side, half as long as the comparison."""
     for seed in ask.seeds or SEEDS:
         for arm in ARMS:
             yield run(arm, 50, seed, chosen(arm, 50), RAMP_UPDATES, probing(), ask.settings)

@@ -57,10 +57,10 @@ class Recipe:
         axes: Settings | None = None,
         tag: str = "",
     ) -> Iterator[Experiment]:
-        """Crosses names of controls or architectures, layers a side and seeds (five; three at the papers' size). If the
-        settings name a single stack, it alone has the layers.
+        """Yield every combination of names of controls or architectures, layers a side and seeds (five at scale tiny
+        and for one step, else three). If the settings name a single stack, that stack alone has the layers.
 
-        ``axes`` win over the user's settings. Names are ``<label>-<layers>-<tag>-s<seed>``.
+        ``axes`` override the user's settings. Names are ``<label>-<layers in all>-<tag>-s<seed>``.
         """
         model = merge(*settings, self.settings, axes or {}).get("model", {})
         stack = stack_of(model if isinstance(model, Mapping) else {})
@@ -80,8 +80,9 @@ class Recipe:
 def figure_config(*layers: Settings) -> Config:
     """Resolve the configuration of a run for a figure.
 
-    It is that of ``layers`` over what the paper of the architecture requires; with the preset "tiny" over
-    :data:`SHORT` too, the recipe of the committed runs, which is shorter than that of ``stabilitylab probe``.
+    ``layers`` override the settings that the paper of the architecture requires, and these override :data:`SHORT`, the
+    recipe of the committed runs, which is shorter than that of ``stabilitylab probe``. With a preset other than "tiny",
+    only ``layers`` count.
     """
     merged = merge(*layers)
     if merged.get("preset", "tiny") != "tiny":
@@ -107,17 +108,17 @@ CONTROLS: dict[str, dict[str, Any]] = {
 
 
 def control(name: str) -> Mapping[str, Any]:
-    """Returns the settings that make ``name``: those of a control, or of the architecture of that name."""
+    """Return the settings of the control ``name``, or of the architecture of that name."""
     return CONTROLS.get(name, {"arch": name})
 
 
 def name_of(config: Config, *tags: str) -> str:
-    """Names a run such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
+    """Return the name of a run, such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, tags, seed."""
     return "-".join(filter(None, (slug(label(config.model)), str(config.model.depth), *tags, f"s{config.train.seed}")))
 
 
 def slug(text: str) -> str:
-    """Turns ``text`` into a part of a file name that needs no quoting."""
+    """Return ``text`` as a part of a file name that needs no quoting."""
     return re.sub(r"[^\w+.]+", "-", text.replace("=", ""), flags=re.ASCII).strip("-.")
 
 

@@ -18,11 +18,11 @@ T = TypeVar("T")
 class Sweep:
     """The runs that a figure needs: call it with a recipe.
 
-    ``minutes``: core-minutes of all of them at scale tiny on synthetic data, None where nobody measured them.
-    ``folders``: scale -> the name under which they stand where that is not the figure's own, since figures that are
-    drawn from the same runs share a folder, so that none of them runs twice. ``any_length``: the scales at which the
-    runs may have any length, as ramps and warm-ups are shares of it. ``command``: what makes those at scale tiny, where
-    that is not ``stabilitylab sweep``.
+    ``minutes``: core-minutes of all runs at scale tiny on synthetic data; None if not measured. ``folders``: scale ->
+    the figure whose folder has the runs, if that is another figure: figures that are drawn from the same runs share a
+    folder, so that no run is made twice. ``any_length``: the scales at which the runs may have any length, since their
+    ramps and warm-ups are shares of the length. ``command``: the command that makes the runs at scale tiny, if that is
+    not ``stabilitylab sweep``.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Sweep:
 
 
 class ByFigure(Registry[T]):
-    """A registry by the name of a figure, ``8`` for ``branchnorm:8``, ``table`` for its only one."""
+    """A registry by the name of a figure. ``8`` stands for ``branchnorm:8``, and ``table`` for ``table:stability``."""
 
     def resolve(self, name: str) -> str:
         short = {"table": "table:stability"}
@@ -57,7 +57,7 @@ def sweep(
     any_length: tuple[Scale, ...] = (),
     command: str = "",
 ) -> Callable[[RunsOf], RunsOf]:
-    """Registers a function as the runs of the figure ``name``, and leaves it as it is; see :class:`Sweep`.
+    """Register a function as the runs of the figure ``name``, and return the function unchanged; see :class:`Sweep`.
 
     ``folder``: another figure's name, at all scales or by scale.
     """

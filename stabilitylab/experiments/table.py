@@ -10,17 +10,16 @@ from ..config import depth_layers, merge, stack_of
 from ..errors import UsageError
 from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, figure_config, name_of, probing
 
-# Those of the papers' tables first, then what is used to the same end today: the order of their ranks.
+# In the order of their ranks: first the architectures of the papers' tables, then newer ones for the same purpose.
 SCHEMES = tuple(note.name for note in built_in())
 DEPTHS = (12, 36, 100)  # encoder and decoder layers together
 ITS_AXES = ("model.arch", "model.encoder_layers", "model.decoder_layers", "train.seed", "data.seed")
 
 
 def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
-    """Merges what all runs of the table have in common: the preset's recipe or a paper's, and the user's settings over
-    it.
+    """Return the common settings of all runs of the table: the user's settings over the preset's recipe, or a paper's.
 
-    Raises UsageError where those name an axis of the table.
+    Raises UsageError if the user's settings name an axis of the table.
     """
     for key in ITS_AXES:
         section, _, name = key.partition(".")
@@ -32,10 +31,10 @@ def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
 def table_runs(
     ask: Recipe, archs: Sequence[str] = SCHEMES, depths: Sequence[int] = (), full: Settings = BRANCHNORM
 ) -> Iterator[Experiment]:
-    """Crosses every architecture (or control, such as ``branchnorm T=1``) with every depth and seed.
+    """Yield the runs of every architecture (or control, such as ``branchnorm T=1``) at every depth and seed.
 
     ``depths`` count encoder and decoder layers together, or the layers of a single stack. T-Fixup trains without
-    warm-up, as its paper insists, unless the settings name one. Raises UsageError for a depth that there is not.
+    warm-up, as its paper insists, unless the settings name one. Raises UsageError for an impossible depth.
     """
     common = table_settings(ask, full)
     for arch in archs:

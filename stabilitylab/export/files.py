@@ -14,8 +14,8 @@ from ..store import Run
 
 
 def csv(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """Write ``<table>.csv``: the shortest digits that read back to the same number; empty: not given or no gradient,
-    nan: NaN."""
+    """Write ``<table>.csv``: the shortest digits that read back to the same number. Empty: not given, no gradient or no
+    such cell; nan: NaN."""
     return _each(run, tables, out, "csv", lambda data, path: pyarrow.csv.write_csv(_plain(data), path))
 
 

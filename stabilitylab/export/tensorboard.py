@@ -15,7 +15,7 @@ from ..store import Run
 from ..store.layout import METRICS
 
 MOST_PLACES = 48  # places of a stack with a tag of their own; of more places, 48 that are evenly spaced
-POWERS = np.exp2(np.arange(LOW, HIGH + 2.0))  # 2^16 begins what is above; its end, 2^17, is no number of the counts
+POWERS = np.exp2(np.arange(LOW, HIGH + 2.0))  # the last bucket has no upper limit in the counts; 2^17 stands for it
 LIMITS = np.array([*-POWERS[::-1], 0.0, np.nextafter(0.0, 1.0), *POWERS])  # ends of the columns up to the finite ones
 MIDDLES = np.where(np.arange(NONFINITE) == ZERO, 0.0, (LIMITS[:-1] + LIMITS[1:]) / 2)
 LABELS = ("step", "site", "stack_name", "layer", "sublayer", "absent")

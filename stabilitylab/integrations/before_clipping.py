@@ -68,7 +68,7 @@ class Seam:
             self.listener.row()
 
     def backward_begins(self) -> None:
-        """Drop the loss so far if the gradients of it were there and are gone: no update is made of them."""
+        """Drop the loss so far if its gradients existed and are gone: they were dropped without an update."""
         if self._came and not self._has_gradients():
             self.listener.drop()
         self._before = self._marks() if self.read else None
@@ -116,8 +116,8 @@ class Seam:
             self.optimizer.step = self._step
 
     def _with_closure(self, step: Callable[..., Any], closure: Callable[[], Any]) -> Any:
-        """Step with a closure that computes the gradients: they are read after its first evaluation, if it does not
-        clip them itself. The listener leaves out all that comes in the same step after that."""
+        """Step with a closure that computes the gradients. They are read after the first evaluation of the closure, or
+        earlier if the closure clips them. The listener ignores later evaluations in the same step."""
 
         def reading() -> Any:
             result = closure()

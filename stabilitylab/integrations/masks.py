@@ -42,7 +42,7 @@ class BatchMasks:
         return self._masks
 
     def follow(self, model: nn.Module) -> Callable[[], None]:
-        """Read the arguments of each call of ``model`` from now on; return the function that ends this."""
+        """Read the keyword arguments of each call of ``model`` from now on; return the function that ends this."""
         hook = Calling(lambda module, args, kwargs: self.read(kwargs))
         return model.register_forward_pre_hook(hook, with_kwargs=True).remove
 

@@ -31,7 +31,7 @@ class Session:
 
     ``mask="auto"``: from the batches (:class:`.BatchMasks`). ``reference``: as for :func:`stabilitylab.watch`, or a
     batch, on which ``model(**batch)`` is run. ``step``: the number of updates that ``model`` has had. A recorder gets
-    the arguments of each training forward as its batch; with ``shows_batches`` what :meth:`batch` is given.
+    the arguments of each training forward as its batch; with ``shows_batches``, it gets the argument of :meth:`batch`.
 
     An update has one row. If the optimizer's step computes the gradients itself, by a closure, the row is of the first
     evaluation, at theta_t; what the same step computes after that (as L-BFGS does) is left out.
@@ -61,8 +61,8 @@ class Session:
         self._row: Mapping[str, float | None] = {}  # the metrics of the last update, read when they are looked at
         self._unfollow = self.masks.follow(model) if self.masks else lambda: None
         self._steps = False  # True while the optimizer steps
-        self._after_row = ExitStack()  # closed where the step ends in which the row was made
-        self._left_out = False  # True until then
+        self._after_row = ExitStack()  # closed at the end of the optimizer's step in which the row was made
+        self._left_out = False  # True from that row to the end of the step
         # before watch() puts its own hooks there: what those run is not left out
         self._on_step = (
             optimizer.register_step_pre_hook(self._step_begins),
@@ -101,7 +101,7 @@ class Session:
         self._loss = loss if self._loss is None else self._loss + loss
 
     def drop(self) -> None:
-        """Forget the loss of the micro-batches so far: their gradients are gone, and no update is made of them."""
+        """Forget the loss of the micro-batches so far: their gradients were dropped without an update."""
         self._loss = None
 
     def _follow_batches(self, model: nn.Module) -> Callable[[], None]:
@@ -139,10 +139,11 @@ class Session:
         self._unfollow()
 
     def gradient_norm(self, wait: bool) -> float | None:
-        """Return the norm of the whole gradient, before clipping, for a progress bar; None where the row has none.
+        """Return the norm of the whole gradient, before clipping, for a progress bar; None if the row has none.
 
-        ``wait``: of the last update, between the optimizer's step and the next forward pass, which waits for the
-        device; else of the update before, which the host knows already. Never communicates between ranks.
+        With ``wait``, the norm is that of the last update; call this between the optimizer's step and the next forward
+        pass; it waits for the device. Without ``wait``, the norm is that of the update before, which the host knows
+        already. Ranks never communicate here.
         """
         if not wait:
             return self.watcher.last[1].get(TOTAL) if self.watcher.last else None
@@ -158,7 +159,7 @@ class Session:
         return alarm.alerts[-1] if alarm is not None and alarm.alerts else None
 
     def finish(self) -> None:
-        """End the run: training is over, and the model is trained."""
+        """End the run as finished."""
         self._end(None)
 
     def fail(self, error: BaseException) -> None:
@@ -166,7 +167,7 @@ class Session:
         self._end(error)
 
     def abandon(self) -> None:
-        """End the run if the trainer or the process goes without a word that training was over."""
+        """End the run as failed, if the trainer or the process ends without a call of :meth:`finish`."""
         if os.getpid() != self._process:
             return  # a fork that ends: the run is its parent's
         error = getattr(sys, "last_value", None)  # the error that ended the program, or a notebook's cell

@@ -133,8 +133,8 @@ class Trunk(nn.Module):
         return stream
 
     def shown(self, stream: Any) -> Tensor | tuple[Tensor, ...]:
-        """Return what probes read of a stream: one of its tensors, or several (B, T, D), whose mean they read. Their
-        gradient is then the sum over these tensors, that of moving all of them alike. The first, unless replaced."""
+        """Return the tensor of a stream that probes read (by default the first), or several (B, T, D), whose mean they
+        read. The gradient of several is the sum over these tensors: that of an equal change of all of them."""
         return stream[0] if isinstance(stream, tuple) else stream
 
 
@@ -267,7 +267,7 @@ class _Archs(Registry[type[Residual]]):
         return super().resolve(name)
 
 
-# Schemes that are known by their names, and what is missing of each, by spelling.
+# Spelling of the name of a known architecture that is not built here -> the reason.
 MISSING = {
     "mixnorm": "no paper defines it; BranchNorm's Table 2 names it in one row and says nothing else about it",
     "spannorm": "its initialisation depends on depth by a formula that was not read, nor was the paper (2601.22580)",

@@ -10,7 +10,7 @@ EPS = 1e-5  # the same for all architectures: their epsilons must not differ in 
 
 
 class LayerNorm(nn.LayerNorm):
-    r"""g (x - mean) / sqrt(var + eps) + b, in the type of g: on a CPU autocast would leave x short.  Ba et al. 2016."""
+    r"""g (x - mean) / sqrt(var + eps) + b, in the type of g: autocast on a CPU would keep bf16.  Ba et al. 2016."""
 
     def __init__(self, width: int, bias: bool = True) -> None:
         super().__init__(width, eps=EPS, bias=bias)
@@ -32,7 +32,7 @@ class RMSNorm(nn.RMSNorm):
 class DynamicTanhNorm(nn.Module):
     r"""g tanh(alpha x) + b, alpha one trained number: DyT, in the place of a norm.  Zhu et al. 2025 (2503.10622).
 
-    Each feature for itself: nothing is divided by a statistic. ``alpha``: its start.
+    Each feature is treated alone: nothing is divided by a statistic. ``alpha``: the initial value.
     """
 
     bias: nn.Parameter | None
@@ -66,7 +66,7 @@ ELEMENTWISE: dict[str, type[DynamicTanhNorm]] = {"dyt": DynamicTanhNorm, "derf":
 
 
 def new_norm(kind: str, width: int, bias: bool = True, alpha: float = 0.5) -> nn.Module:
-    """Return the norm of ``model.norm``; ``bias``: an RMSNorm has none; ``alpha``: the start of DyT's and Derf's."""
+    """Return the norm of ``model.norm``. ``bias``: ignored by RMSNorm. ``alpha``: the initial alpha of DyT and Derf."""
     if kind in ELEMENTWISE:
         return ELEMENTWISE[kind](width, bias, alpha)
     return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width, bias)

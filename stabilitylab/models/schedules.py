@@ -1,4 +1,4 @@
-"""The course of alpha: a buffer that checkpoints carry, with a copy on the host that is read without the device."""
+"""The schedule of alpha: a buffer that checkpoints carry, with a copy on the host, which is read without the device."""
 
 from __future__ import annotations
 

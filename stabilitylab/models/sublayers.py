@@ -101,7 +101,7 @@ class MultiHeadAttention(SubLayer):
         return None if self.gate is None else self.gate(x)
 
     def gated(self) -> tuple[dict[str, tuple[str, slice | None]], tuple[str, ...]]:
-        """Return the role of the gate's matrix and the Linear that the stream feeds besides; nothing without gates."""
+        """Return the entries of ``matrices`` and ``entries`` for the gate; empty ones without gates."""
         return ({}, ()) if self.gate is None else ({"gate": ("gate", None)}, ("gate",))
 
     def attend(
@@ -114,8 +114,8 @@ class MultiHeadAttention(SubLayer):
         rotation: Rotation | None = None,
         gates: Tensor | None = None,
     ) -> Tensor:  # (B, L, H, D/H) each
-        """Return the output of attention. ``rotation``: of the positions of the keys; the queries are the last of
-        them."""
+        """Return the output of attention, (B, L, D). ``rotation``: that of all positions of the keys; the queries are
+        at the last positions."""
         if self.qk_norm is not None:
             q, k, v = self.qk_norm(q, k, v)
         if rotation is not None:

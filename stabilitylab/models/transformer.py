@@ -63,7 +63,7 @@ class WithValues(NamedTuple):
 
 
 def _shown(trunk: Trunk, value: Any) -> Tensor | tuple[Tensor, ...]:
-    """Return what probes read of a layer's input or output."""
+    """Return the tensors of a layer's input or output that probes read."""
     return trunk.shown(value.stream if isinstance(value, WithValues) else value)
 
 

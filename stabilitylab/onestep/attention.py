@@ -1,4 +1,4 @@
-"""The test of DeepNet's Lemma 4.1 at initialisation: attention keeps the magnitude of its tokens."""
+"""The test of DeepNet's Lemma 4.1 at initialisation: attention preserves the magnitude of its input tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest first update that does not raise the loss, and the curvature of the loss there, at initialisation."""
+"""The longest first update that does not raise the loss, and the curvature of the loss at the initialisation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # plug-
 def curvature(subject: Subject, probes: Sequence[str]) -> list[Filled]:
     """Return the tables of the probes of curvature, for AdamW's first update at the run's full rate, without warm-up.
 
-    Headroom below 1: this update raises the loss of the batch that it is made of. The model does not change.
+    A headroom below 1 means that this update raises the loss of its own batch. The model does not change.
     """
     config, model, batch, sink = subject.config.train, subject.model, subject.batch, Gathered()
     counted = batch.weight > 0

@@ -32,8 +32,9 @@ from .theorem import Connections, applies, theorem
 def measure(config: Config, out: Path, name: str) -> Path:
     """Measure a configuration into a run directory ``out/name`` of kind "onestep".
 
-    It is computed in float64 for any ``train.precision``, with dropout off, at step 0 alone. Nothing is written before
-    all is measured. Raises UsageError if ``out/name`` exists, ResourceError if the memory does not suffice.
+    All numbers are computed in float64 for any ``train.precision``, with dropout off, at step 0 alone. Nothing is
+    written before everything is measured. Raises UsageError if ``out/name`` holds a run, ResourceError if the memory
+    does not suffice.
     """
     prepare_process(config.train.threads)
     path, config = out / name, without_hessian(settled(config))

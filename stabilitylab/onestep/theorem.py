@@ -49,7 +49,7 @@ class Connections:
         self._squares[f"{site.stack}.{site.layer}.{site.sublayer}", name] = squares
 
     def __getitem__(self, role: str) -> float:
-        """Return c; 0 if the branch is multiplied by 0, inf if x is."""
+        """Return c; 0 if F is 0 or is multiplied by 0, inf if x is multiplied by 0."""
         added, branch, kept, x = (self._squares[role, n] for n in ("scaled_branch", "branch", "shortcut", "x"))
         return math.sqrt(added / branch * x / kept) if branch and kept else 0.0 if kept else math.inf
 

@@ -110,7 +110,7 @@ class Worker:
             self.pipe.send((name, config))
 
     def take(self) -> tuple[str, str]:
-        """Wait for the present configuration; return (name, "" or what went wrong)."""
+        """Wait for the present configuration; return (name, "" or a sentence about the error)."""
         assert self.name is not None
         name, self.name = self.name, None
         try:

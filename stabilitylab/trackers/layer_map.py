@@ -14,7 +14,7 @@ WIDEST, TALL = 400, 4  # the latest rows, as columns of an image; height of a la
 
 
 class LayerMap:
-    """The rows of the table PICTURED as an image: a column a row, the first layer of each stack at the bottom."""
+    """The rows of the table PICTURED as the columns of an image; the layers of a stack go from the bottom up."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -165,8 +165,8 @@ class TrackerSink:
 
 
 class Tee:
-    """A sink that passes everything to a run and then to a second sink. Only the run gets incidents, and the part of a
-    row that is known before the row is whole."""
+    """A sink that passes tables and rows to a run and then to a second sink. Incidents, the ledger, facts for run.json,
+    and the early part of a row go to the run alone; alerts go to the second sink alone."""
 
     def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)

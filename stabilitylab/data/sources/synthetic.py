@@ -43,7 +43,7 @@ class Task:
     r"""A language of word classes and its translation; ids are counted from 0, without the special tokens.
 
     Source: a Markov chain over words, p(w | v) = p(class of w | class of v) p(w | v, class), where only six words of a
-    class may follow v, with Zipf's weights; a sentence begins with an opener, as English ones with a capitalised
+    class may follow v, with Zipf's weights. A sentence begins with an opener, as an English one with a capitalised
     article, and ends with the full stop (word 0). Target: an adjective goes behind the noun that follows it, verbs go
     to the end of their clause (before the next mark), and each word becomes one of its one to three translations,
     drawn independently with known odds. No two words share a translation.
@@ -56,22 +56,23 @@ class Task:
 
     @property
     def log_odds(self) -> np.ndarray:
-        """Returns log p(target word | its source word), the only uncertainty that knowing the source leaves."""
+        """Return log p(target word | its source word), the only uncertainty if the source is known."""
         real = self.odds > 0
         values = np.zeros(real.sum())
         values[self.translations[real]] = np.log(self.odds[real])
         return values  # (target words,)
 
     def nll(self, target: np.ndarray) -> float:
-        """Averages -log p(label | source, labels before it) over the labels of padded ``target`` rows, EOS included.
+        """Return the mean of -log p(label | source, labels before it) over padded ``target`` rows, EOS included.
 
-        The source fixes the order of the words and the end, so that each word costs its own -log odds and EOS nothing.
+        The source fixes the order of the words and the end. Each word therefore costs its own -log odds, and EOS costs
+        nothing.
         """
         words = target[target >= len(SPECIALS)] - len(SPECIALS)
         return float(-self.log_odds[words].sum() / np.count_nonzero(target != PAD))
 
     def sentences(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws (words, lengths) of random source sentences, (count, LONGEST) and (count,)."""
+        """Draw random source sentences: (words, lengths), of shapes (count, LONGEST) and (count,)."""
         lengths = np.clip(np.rint(random.normal(MEAN, SPREAD, count)), SHORTEST, LONGEST).astype(np.int64)
         states = len(self.chain)
         cumulative = self.chain.cumsum(axis=1)
@@ -86,7 +87,7 @@ class Task:
         return words, lengths
 
     def translate(self, words: np.ndarray, lengths: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Translates each sentence; what stands behind a sentence's end is meaningless."""
+        """Translate each sentence; words after the end of a sentence are meaningless."""
         classes = self.classes[words]  # (N, L)
         place = np.arange(words.shape[1])
         before_noun = (classes == ADJ) & (np.pad(classes, ((0, 0), (0, 1)))[:, 1:] == NOUN)
@@ -143,7 +144,7 @@ def synthetic(spec: str, config: DataConfig) -> Corpus:
 
 
 def load_synthetic(vocab_size: int) -> Corpus:
-    """Makes the task's corpus: the same for every configuration of one ``vocab_size``, and above 512 for all."""
+    """Make the corpus of the task. It depends on ``vocab_size`` alone, and from 512 on it is always the same."""
     task = make_task(min(vocab_size, VOCABULARY))
     sides = _pairs(task, PAIRS, SEED + 1)
     vocabularies = [f"{CLASSES[kind]}{word}" for word, kind in enumerate(task.classes)], target_names(task)

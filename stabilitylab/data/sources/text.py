@@ -22,7 +22,7 @@ MORE = "--set data.max_file_mb"
 
 
 class Bounds(NamedTuple):
-    """Bounds the bytes of a file, unpacked, and of one line; a corpus is held in memory."""
+    """The largest sizes in bytes of an unpacked file and of one line; a corpus is held in memory."""
 
     file: int = 1_000_000_000
     line: int = 1_000_000
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 def text_files(spec: str, valid: str | None) -> Mapping[str, Files]:
-    """Return the files of each setting."""
+    """Return the files that ``data.source`` and ``data.valid`` name."""
 
     def paths(names: str) -> Files:
         return Files(tuple(Path(name.strip()).expanduser() for name in names.split(",")))
@@ -77,7 +77,7 @@ def load_running(file: str, config: DataConfig) -> Corpus:
 
 
 def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = Bounds()) -> Corpus:
-    """Loads ``files`` and ``valid``, each "SRC,TGT"."""
+    """Load the parallel text of ``files`` and ``valid``, each "SRC,TGT"."""
     paths = {"train": _two(files, "--data text:SRC,TGT")}
     if valid is not None:
         paths["valid"] = _two(valid, "data.valid = SRC,TGT")
@@ -94,7 +94,7 @@ def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = B
 
 
 def read_pair(files: str, form: str, bounds: Bounds) -> bpe.Lines:
-    """Reads the lines of both files of "SRC,TGT"; ``form`` is how a message says that they are named."""
+    """Return the lines of both files of "SRC,TGT". ``form``: the form of ``files``, for error messages."""
     return _lines(_two(files, form), lambda path: _bytes(path, bounds), bounds)
 
 
@@ -110,7 +110,7 @@ def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes], bounds: Bo
 
 
 def decoded(path: Path, content: bytes, bounds: Bounds) -> list[str]:
-    """Reads the lines of a file. Only a newline ends one: text may well contain the other separators of Unicode."""
+    """Return the lines of a file. Only a newline ends a line, since text may contain Unicode's other separators."""
     content = unpacked(path, content, bounds.file, MORE)
     if b"\n" not in content and b"\r" in content.rstrip(b"\r"):
         raise InputError(
@@ -152,7 +152,7 @@ def _bytes(path: Path, bounds: Bounds) -> bytes:
 
 
 def _longest(content: bytes) -> tuple[int, int]:
-    """Finds number and bytes of the longest line."""
+    """Return the number (from 1) and the bytes of the longest line."""
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
     lengths = np.diff(ends, prepend=-1, append=len(content)) - 1
     return int(lengths.argmax()) + 1, int(lengths.max())

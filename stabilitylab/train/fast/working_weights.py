@@ -18,7 +18,7 @@ class WorkingWeights:
 
     Under autocast each weight is cast at each use, and each gradient back. Here one call casts all weights
     (:meth:`refresh`, after each update), and one call passes a micro-batch's gradients on (:meth:`widen`); the numbers
-    are the same. Passes without gradients read the weights themselves, which the held-out pass exchanges.
+    are the same. Passes without gradients, such as the held-out pass, read the weights themselves.
     """
 
     def __init__(self, model: nn.Module) -> None:
