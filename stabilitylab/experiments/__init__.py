@@ -2,7 +2,7 @@
 
 Scale ``tiny`` is the 64-128-2 model on one CPU core; ``h200`` what one GPU makes in half an hour; ``paper`` the papers'
 sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at width 64, and thresholds of claims were
-set close to their results, so sweeps begin with seed 3. The file of each figure defines the runs that it needs (:func:`sweep`).
+set close to their results, so sweeps begin with seed 3. Each figure's file defines its runs (:func:`sweep`).
 """
 
 from . import one_gpu, one_step, protocol

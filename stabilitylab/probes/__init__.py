@@ -1,6 +1,6 @@
-"""Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only.
+"""Probes: measurements at places of a model, and their way to a sink. They need torch and numpy only.
 
-``base`` and ``rules`` are what an author reads, ``library`` holds the probes, ``places`` says where they may look.
+An author of a probe reads ``base`` and ``rules``. ``library`` holds the probes, and ``places`` finds their sites.
 """
 
 from ._engine.cadence import Cadence, CurvatureCadence, is_due

@@ -1,4 +1,4 @@
-"""The ways of computing that this process takes where they differ in digits; the kernels that attention may take."""
+"""The numeric settings of this process that can change the digits of results, and the kernels of attention."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attention(kernels: Sequence[str] | None) -> AbstractContextManager[Any]:
 
 
 def process_facts(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the facts about this process that every run records: versions, arguments, ways of computing."""
+    """Return the facts about this process that every run records: versions, arguments, numeric settings."""
     return {
         "stabilitylab": __version__,
         "python": platform.python_version(),
@@ -53,8 +53,8 @@ def process_facts(device: torch.device, kernels: Sequence[str] | None = None) ->
 
 
 def numerics(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the ways of computing that a run records. ``kernels``: those that it will use (None: those that are
-    enabled)."""
+    """Return the numeric settings that a run records. ``kernels``: the attention kernels that the run will use (None:
+    all that are enabled)."""
     cuda = device.type == "cuda"
     return {
         "attention": enabled() if kernels is None else list(kernels),

@@ -38,7 +38,7 @@ EMPTY = 0x7FF8_0000_0E3B_0E3B  # the bits of a NaN that no arithmetic yields
 
 @cache
 def empty(device: torch.device) -> torch.Tensor:
-    """A number that stands for no number, told from other NaN by its bits."""
+    """Return the NaN that stands for "no number". Its bits differ from those of every computed NaN."""
     return torch.tensor(EMPTY, dtype=torch.int64, device=device).view(torch.float64)
 
 

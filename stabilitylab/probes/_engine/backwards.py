@@ -124,8 +124,8 @@ class Backwards:
         return True
 
     def thrown_before(self, inside: bool) -> bool:
-        """Return True, once, if they are gone when a backward begins. ``inside``: it may have left some already, on
-        parameters that come last."""
+        """Return True, once, if the gradients that backwards of this row left are gone when a backward begins.
+        ``inside``: this backward may have left some already, on parameters that come last."""
         if not (self.count or self._unfinished):
             return False
         gone = inside and self._witness is not None and self._witness.parameter.grad is None
@@ -172,7 +172,7 @@ def _accumulates(parameter: torch.Tensor) -> bool:
 
 def _is_whole() -> bool:
     """Return True in a hook of a backward that goes through all of its graph, as ``backward()`` without ``inputs=``
-    does. No parameter tells of it if all of them are inside reentrant checkpoints."""
+    does. The parameters cannot show this if all of them are inside reentrant checkpoints."""
     if not _engine.is_checkpoint_valid():
         return False
     node: Any = torch._C._current_autograd_node()

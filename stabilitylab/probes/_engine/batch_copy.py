@@ -1,4 +1,4 @@
-"""A copy of what a model was given, in whatever it is wrapped: lists and dictionaries, named tuples, dataclasses,
+"""Copies of a model's arguments, whatever objects they are in: lists and dictionaries, named tuples, dataclasses,
 objects of batches such as transformers' BatchEncoding and torch_geometric's Data."""
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class NotCopied(Exception):
 
 
 def each_tensor(change: Callable[[Tensor], Tensor], **named: Any) -> tuple[Any, ...]:
-    """Return a copy of each of ``named``, in which every tensor stands as ``change`` returns it.
+    """Return a copy of each of ``named``, with every tensor replaced by ``change(tensor)``.
 
     Containers, arrays, random generators and objects with attributes are copied; plain values, functions and modules
-    are shared. Raises NotCopied, which names the place, for what holds a tensor and cannot be copied, for an argument
-    that nothing can look into, and for an iterator, which the first pass would use up.
+    are shared. Raises NotCopied, which names the place, for an object that holds a tensor and cannot be copied, for an
+    argument whose content cannot be read, and for an iterator, which the first pass would use up.
     """
     copier = _Copy(change)
     return tuple(copier.of(value, name) for name, value in named.items())
@@ -119,7 +119,7 @@ class _Copy:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object; None where they cannot be told."""
+    """Return the attributes of an object; None if it has neither ``__dict__`` nor slots."""
     slots = [slot for kind in type(value).__mro__ for slot in _slots(kind)]
     own = getattr(value, "__dict__", None)
     if not isinstance(own, dict) and not slots:
@@ -134,7 +134,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _entries(value: Any) -> dict[Any, Any] | None:
-    """The entries of a dictionary or list of another class."""
+    """Return the entries of a subclass of a dictionary, list or deque; None for other objects."""
     if isinstance(value, dict):
         return dict(value.items())
     return dict(enumerate(value)) if isinstance(value, (list, deque)) else None

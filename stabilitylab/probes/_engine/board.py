@@ -37,12 +37,12 @@ class Board:
         self.table = probe.table(rows, columns)
         self.rules = {column: probe.columns[column] for column in columns}
         self.parts: dict[str, torch.Tensor] = {}
-        self.ended = ""  # why it measures no more: an error of its probe
+        self.ended = ""  # the reason why the table gets no more numbers
         self._storage: dict[bool, torch.Tensor] = {}  # of its sums (True) and of its maxima
         self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
-        self._since: Since | None = None  # the sums of passes that no backward has come from yet
+        self._since: Since | None = None  # the sums of passes that have had no backward yet
         self._spoilt = False  # this row's numbers depend on passes that were thrown away
         self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
         self._readers: dict[str, list[tuple[int, str]]] = {}  # raw number -> the columns that read it
@@ -93,7 +93,7 @@ class Board:
         self.probe.end_pass(kept=True)
 
     def reduce_apart(self, masks: Masks) -> None:
-        """Do the same, and add what waits to sums of their own too, for :meth:`forget_before`."""
+        """Add what waits to the columns, as :meth:`reduce` does, and to separate sums for :meth:`forget_before`."""
         if self._since is None:
             storage = {
                 additive: torch.full_like(buffer, 0 if additive else -torch.inf)
@@ -111,11 +111,11 @@ class Board:
         self.reduce(masks)
 
     def settle(self) -> None:
-        """Note that a backward came from all passes so far."""
+        """Note that all passes so far have had their backward."""
         self._since = None
 
     def forget_before(self) -> None:
-        """Forget the passes from which a backward came, and keep those since, and what waits."""
+        """Forget the passes that have had their backward. Keep the later passes, and the numbers that wait."""
         since, self._since = self._since, None
         self._spoilt |= type(self.probe).begin_row is not Probe.begin_row
         self._seen[:] = False if since is None else since.seen
@@ -210,7 +210,7 @@ def allocate(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
 
 
 def lay_out_anew(boards: Sequence[Board], device: torch.device, clean: CleanPasses | None) -> None:
-    """Make larger buffers after places came, and copy what the boards hold so far."""
+    """Make larger buffers after sites were added, and copy the numbers of the boards so far."""
     old = [(board, column, part) for board in boards for column, part in board.parts.items()]
     buffer = _placed(boards, device)
     for board in boards:

@@ -8,7 +8,7 @@ from typing import Literal
 from ...errors import UsageError
 
 FINENESS, REFERENCE_FINENESS = 10, 5
-EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
+EVERY, LONG = 200, 20_000  # "auto": rows are 200 updates apart, and beyond row 20,000 1 % of the row number apart
 Cadence = int | Literal["log"]
 CurvatureCadence = int | Literal["auto", "log"]
 

@@ -1,4 +1,4 @@
-"""Device work that is recorded once and replayed: what a recorder is, and one that makes CUDA graphs."""
+"""Recorders of device work that is recorded once and replayed: their interface, and a recorder of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class DeviceRecorder(Protocol):
-    """A recorder of what a function asks of the device, so that it can be asked for again without running the function.
+    """A recorder of the device work of a function. A replay does this work again without running the function.
 
-    The function works on tensors that stay where they are, and everything that differs from one time to the next stands
-    in such a tensor: of Python it runs no line when it is replayed.
+    A replay runs no line of Python. All numbers that differ between replays must therefore lie in tensors that stay at
+    their addresses.
     """
 
     def warm_up(self, work: Callable[[], T]) -> T:
@@ -36,8 +36,8 @@ class DeviceRecorder(Protocol):
 
 
 class CudaGraphs:
-    """A :class:`DeviceRecorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one
-    leaves behind for later is still referred to, so that another does not get it."""
+    """A :class:`DeviceRecorder` of CUDA graphs, which share one pool of memory. No two of them run at a time, and the
+    memory of results that are needed later is still referenced, so that no other graph gets it."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._stream = stream or torch.cuda.Stream(device)
@@ -55,7 +55,7 @@ class CudaGraphs:
         return result
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        gc.collect()  # another's graph that is found dead, and destroyed, during a capture would end it
+        gc.collect()  # an unused graph that is destroyed during a capture would end the capture
         graph, around = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
         begun = False
         try:
@@ -97,9 +97,9 @@ def _is_whole(graph: Any) -> bool:
 
 
 def attempt(recorder: DeviceRecorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
-    """Return what ``record`` returns, or in one line why it cannot.
+    """Return the result of ``record``, or the reason in one line if the work cannot be recorded.
 
-    A lack of memory is no reason to go on without: it raises OutOfMemoryError, however it shows.
+    A lack of memory raises OutOfMemoryError, whatever error reports it.
     """
     try:
         return recorder.record(work)

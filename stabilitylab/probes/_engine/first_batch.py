@@ -18,8 +18,8 @@ from .masks import Mask, Masks
 class FirstBatch(ForwardCopies):
     """A reference: the first training forward that ended, with its mask.
 
-    ``masks``: those of the training pass, which asks the caller once per forward. ``renewed`` tells whether the forward
-    that runs has renewed them, as one does whose probes look at it.
+    ``masks``: those of the training pass, which asks the caller once per forward. ``renewed``: returns True if the
+    current forward has renewed the masks, as a probed forward does.
     """
 
     what = "the first batch"

@@ -1,4 +1,5 @@
-"""Copies of what training forwards were given, kept once the forward has ended: one that raised may be too large."""
+"""Copies of the arguments of training forwards. They are kept once the forward has ended: a batch whose forward raised
+may be too large."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ log = logging.getLogger("stabilitylab")
 
 
 class Guard:
-    """The place where errors of probes end: the table of a probe that raised ends, which is said once, in the log and
-    in ``ended``.
+    """The handler of errors of probes: it ends the table of a probe that raised, and says so once, in the log and in
+    ``ended``.
 
     ``strict``: every error is raised. An error that says what to give instead (UsageError) is raised while ``trying``,
     at the first probed row, where nothing is lost yet, and so is any error of the caller's own ``reference``.
@@ -21,9 +21,9 @@ class Guard:
 
     def __init__(self, strict: bool) -> None:
         self.strict, self.trying = strict, True
-        self.recording = False  # device work is recorded: what cannot be is done as it is, and fails or not
+        self.recording = False  # True while device work is recorded: after an error the work runs directly instead
         self.ended: dict[str, str] = {}  # table -> why
-        self._heard: Exception | None = None  # of the caller's function: the caller is to hear it
+        self._heard: Exception | None = None  # an error of the caller's function, which must reach the caller
 
     def __call__(self, board: Board, error: Exception) -> None:
         if self.strict or self.recording or (self.trying and isinstance(error, UsageError)):

@@ -3,8 +3,8 @@
 The operator ``visit`` has no result; an ordered effect keeps it where it stands. Gradients are seen by an operator that
 hands its input on as a copy, and whose backward visits (a tensor's own hook is one more function to trace, in which
 Dynamo of torch 2.13 loses what the model does to its caches). What a visit does is looked up when it runs, by a key: a
-tensor, so that layers of one kind, which share compiled code, keep sharing it. Watching makes no graph, break or
-compilation more.
+tensor, so that layers of one kind, which share compiled code, keep sharing it. Watching adds no graph, graph break or
+compilation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Visitor(Protocol):
     """The object that measures when a module is called."""
 
     model: nn.Module
-    left_out: bool  # of compiled code
+    left_out: bool  # True if compiled code is not measured (:func:`.watchable.split_by_ddp`)
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None: ...
 
@@ -70,7 +70,7 @@ class Hook(Copied):
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
         self.entered = (0, 0)  # which tensor entered the call that runs, and how often it was written to by then
-        self.kept: Any = None  # what lives as long as it does
+        self.kept: Any = None  # an object that must live as long as this hook
         self._handles: list[Any] = []
         number = 3 * next(_numbers)
         self.key, self.input_key, self.output_key = (torch.tensor(number + k) for k in range(3))
@@ -99,7 +99,7 @@ class Hook(Copied):
         return self.shown is not None or (self.is_tap and isinstance(value, tuple))
 
     def _visit_parts(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """Do the same in compiled code for streams that are read in parts."""
+        """Do the work of a call in compiled code, for streams that are read in parts."""
         x = parts_of(_first(args, kwargs), self.shown).mean if self.needs_input else None
         parts = parts_of(output, self.shown) if self.needs_output else None
         y = None if parts is None else parts.mean
@@ -123,7 +123,7 @@ class Hook(Copied):
                 self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
 
     def note(self, args: Any, kwargs: Any) -> None:
-        """Note how often the tensor was written to that enters the module."""
+        """Note the tensor that enters the module, and how often it was written to."""
         try:
             self.entered = _written(hidden_state(args, kwargs))
         except Exception:  # of the caller's classes: this is told when the module returns
@@ -157,7 +157,8 @@ def _written(value: Value | Parts) -> tuple[int, int]:
 
 
 class NotingHook(Copied):
-    """A hook that notes the state of what enters a module, which may write into it. Compiled code does without."""
+    """A hook that notes the state of the tensor that enters a module, since the module may write into this tensor. It
+    does nothing in compiled code."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -186,7 +187,8 @@ class EntryHook(Copied):
 
 
 class RootHook(Copied):
-    """A hook on the whole model, which says when a pass begins or ends, and with what; compiled code does without."""
+    """A hook on the whole model, which reports the begin or end of a pass and its values. It does nothing in compiled
+    code."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -199,7 +201,7 @@ class RootHook(Copied):
 def is_nested(model: nn.Module) -> bool:
     """Return True in a call of the model within a call of itself.
 
-    The call stack alone tells it from the call that follows one that raised.
+    Only the call stack distinguishes such a call from a call that follows one that raised.
     """
     calls, frame = 0, sys._getframe()
     while frame is not None and calls < 2:
@@ -352,7 +354,7 @@ def _at_once(call: Callable[..., None], *args: Any) -> None:
 
 
 _apart = _at_once  # without compiling what is called
-# what compiles the Python functions that are called now: beside compiled code, as hooks of a compiled module itself are
+# The callback that compiles Python functions which run now beside compiled code, as hooks of a compiled module do.
 _frames: Any = getattr(torch._C, "_dynamo").eval_frame  # noqa: B009 (the stubs do not know it)
 _callback: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: None)
 

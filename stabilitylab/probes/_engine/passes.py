@@ -1,4 +1,4 @@
-"""The passes that are recorded, by hooks: what any has in common."""
+"""The common part of all passes that hooks record."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Pass:
         return True
 
     def repeats(self, hook: Hook) -> bool:
-        """Return True if it was called in this pass already."""
+        """Return True if the module of this hook was called in this pass already."""
         return self._calls.get(hook) == self._number
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:

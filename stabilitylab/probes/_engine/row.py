@@ -59,10 +59,10 @@ class RowRecord:
     """The metrics and tables of one row. ``ship`` starts a device-to-host copy of what was added; ``read`` waits for
     it.
 
-    On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
+    On several ranks ``ship`` first adds up the numbers of all ranks: every rank must call it before anything is read.
     """
 
-    is_live = True  # of an update that is done as it is, or replayed
+    is_live = True  # the update of this row runs directly or is replayed
 
     def __init__(self, step: int, device: torch.device, ranks: Processes = ALONE) -> None:
         self.step, self.state = step, State.OPEN
@@ -113,7 +113,7 @@ class RowRecord:
         self._entries.append(RankShare("metric", name, [(total.rule, total.parts)], seen, own=own))
 
     def table(self, board: Board) -> None:
-        """Take what the board has added up, which is empty then."""
+        """Take the sums of the board, and leave the board empty."""
         self._added.add(board.table.name)
         if self._ranks.alone and board.ended:
             board.clear()
@@ -232,10 +232,10 @@ class RowRecord:
 class Template(RowRecord):
     """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor.
 
-    ``step``: the coming row when it was recorded, which is probed if the rows are that are replayed with it.
+    ``step``: the row at which it was recorded. Rows that are replayed with it are probed if and only if this row is.
     """
 
-    is_live = False  # of one that is recorded instead of done
+    is_live = False  # the update is recorded and does not run
 
     @property
     def metrics(self) -> Metrics:

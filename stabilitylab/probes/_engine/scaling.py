@@ -1,4 +1,4 @@
-"""A GradScaler that the calling loop holds and that was not given: which numbers carry its scale."""
+"""The check for a GradScaler that the calling loop uses and did not give: which numbers carry its scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAMES = 11  # of the callers, among which it is looked for
 
 
 def forgotten_scaler(boards: Sequence[Board], parameters: Parameters, total: bool) -> str:
-    """Return what is wrong where such a scaler is in use; "" for nothing. ``total``: every row has grad_norm_total."""
+    """Return a warning if the calling loop uses such a scaler; "" if not. ``total``: every row has grad_norm_total."""
     scaler = _held()
     scale = 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
     if scaler is None or scale == 1:
@@ -50,7 +50,7 @@ def _of_parameters(boards: Sequence[Board], parameters: Parameters, total: bool)
 
 
 def _held() -> torch.amp.GradScaler | None:
-    """The one that the calling loop holds, by a name or as ``self.scaler``.
+    """Return the GradScaler that the calling loop holds, by any name or as ``self.scaler``; None if there is none.
 
     Looks through the callers' frames, once a run, at its first row: a scaler that was not given is known to nobody but
     the loop. Its scaled gradients look like any others, and a scaler leaves no mark on an optimizer, so this warning

@@ -86,8 +86,8 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
 
 
 def _looks(probe: type[Probe], kind: str) -> bool:
-    """Return True if it looks at places of this kind alone, or at several: at the residual stream, or at all that is
-    hidden."""
+    """Return True if a probe looks at places of this kind, alone or as a part of the residual stream or of all hidden
+    values."""
     several = {
         "stream": ("layers", "branches"),
         "modules_of_layers": ("layers",),

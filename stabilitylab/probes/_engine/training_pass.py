@@ -73,7 +73,7 @@ class TrainingPass(Pass):
     ``backwards`` tells which backwards lead to the update, None: all; ``discarded`` counts the passes that did not.
 
     A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
-    had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
+    had no ordinary forward since ``start_row``: the sites that reentrant checkpointing first runs without gradients.
     """
 
     backwards: Backwards | None = None
@@ -103,7 +103,7 @@ class TrainingPass(Pass):
         self._row = 0  # counts rows
         self._views: list[tuple[ref[torch.Tensor], int, ComingGradient]] = []  # whose gradients are to come
         self._sums: list[ComingGradient] = []
-        # are called when no update follows what the row has so far, but for its last forwards, as many as are given
+        # called with n if no update follows the passes of the row so far, except its last n forwards
         self.on_discard: list[Callable[[int], None]] = []
         self._last: Value | Parts = None  # what the last site of the forward that runs has returned
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
@@ -162,7 +162,7 @@ class TrainingPass(Pass):
 
     def _begin(self) -> None:
         """Note that the row has no backward yet."""
-        # what waits belongs to passes that a backward came from; so do the sums; the forwards that had ended by then
+        # True if numbers that wait are of passes with a backward; the same of the sums; forwards until that backward
         self._settled, self._summed, self._before = False, False, 0
         self._rooted: set[Hook] = set()  # of modules that were called by the model itself
         self._since = 0  # passes that were added to the sums later
@@ -258,7 +258,7 @@ class TrainingPass(Pass):
             part.register_hook(one)
 
     def receive(self, one: ComingGradient, gradient: torch.Tensor) -> None:
-        """Take a gradient that has come, of a backward that leads to the update or of another."""
+        """Take a gradient that has come; ignore it if its backward does not lead to the update."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
         if self._views:

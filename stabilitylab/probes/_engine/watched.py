@@ -1,4 +1,4 @@
-"""A model as it is watched: what all instruments know of it."""
+"""The watched model, and the facts about it that all instruments share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curvature of the loss around a model's parameters: numbers that need a loss and none of the places of probes."""
+"""Curvature of the loss around a model's parameters. These numbers need a loss, and no sites of probes."""
 
 from .critical import Critical, critical_rate, crossing
 from .eigen import Eigen, largest_eigenvalue

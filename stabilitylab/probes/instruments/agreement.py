@@ -15,7 +15,7 @@ log = logging.getLogger("stabilitylab")
 
 class Agreement(Instrument):
     """The check that ranks agree. If copies of a parameter have different gradients, the tables that are added up over
-    ranks end. A warning names parameters that tensor-parallel ranks train apart."""
+    ranks end. A warning names parameters that tensor-parallel ranks train differently."""
 
     talks = True
 

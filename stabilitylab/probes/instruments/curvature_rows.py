@@ -45,9 +45,9 @@ class CurvatureRows(Instrument):
     """The look at the loss between the optimizer's step and the next forward. Afterwards the model, training flags and
     random states are bit for bit what they were.
 
-    The loss is the caller's (``curvature_loss``); else what the reference pass returns; or that of the batch that each
-    row's update is made of, which the caller's function returns, or else the model for the arguments that it was given
-    in the row.
+    The loss is that of the caller's ``curvature_loss``, or else the loss that the reference pass returns. With
+    ``curvature_batch="update"`` it is the loss of the batch of each row's update: that of ``curvature_loss``, or else
+    the loss that the model returns for the arguments of the row's forwards.
     """
 
     talks = True
@@ -198,7 +198,7 @@ class CurvatureRows(Instrument):
 
         Raises PassOver if the forward changed the model, since the next loss would be another one.
         """
-        # parameters and buffers are those of before after each row, see Landscape.entered
+        # Landscape.entered restores parameters and buffers after each row
         with random_states_kept(self._model), self.neutrality.around(self._row, by_caller=("parameter", "buffer")):
             found = self._told()
         if self.neutrality.over:

@@ -15,7 +15,7 @@ from .training_pass import TrainingRows
 class FirstRow(Instrument):
     """Writes down once, at the first row that is watched, what run.json's ``audit`` tells of it:
 
-    - ``parameters``: trainable tensors, each in one place; ``parameters_without_gradient``: those without at that row.
+    - ``parameters``: trainable tensors, each in one place; ``parameters_without_gradient``: those without a gradient.
     - ``forwards``, ``backwards``: passes of the model that made the update (where each part of it is called alone, or
       in a compiled function, none is seen). ``backwards`` only in one process.
     - ``forwards_broken``, ``passes_discarded``: forwards that raised, and passes whose gradients were thrown away.
@@ -58,7 +58,7 @@ class FirstRow(Instrument):
         return {"audit": dict(self._watched.audit.facts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what was checked at the run's first row; states of before know nothing of it."""
+        """Restore the facts about the run's first row; checkpoints of older versions have none."""
         audit = state.get("audit")
         self._watched.audit.facts |= audit or {}
         self._done = audit is None or "row" in audit

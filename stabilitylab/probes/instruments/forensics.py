@@ -54,7 +54,7 @@ class Forensics(Instrument):
                 row.aside["pieces"]["theta"] = watched.parameters.squares(watched.parameters.tensors).cpu().numpy()
 
     def row_sent(self, row: RowRecord) -> None:
-        if self._watched.stages is None:  # which have the places of their own
+        if self._watched.stages is None:  # a stage of a pipeline knows its own places alone
             self._examine(row)
 
     def close(self) -> None:

@@ -112,8 +112,8 @@ class Instrument:
 class Instruments:
     """The instruments of a watcher, called in order. If one raises, its tables end, and training goes on.
 
-    An error of ours, which says what to do, is raised, and so is any error where the watcher is strict, while an update
-    is recorded, and where other ranks would wait for the instrument.
+    A StabilityLabError, which says what to do, is raised. So is any other error if the watcher is strict, while an
+    update is recorded, and if other ranks would wait for the instrument.
     """
 
     def __init__(self, instruments: Iterable[Instrument], watched: Watched) -> None:

@@ -24,7 +24,7 @@ from .instrument import Instrument
 from .stepping import before_step
 from .training_pass import TrainingRows
 
-MOST_CHANGES = 20  # of a module's number that changes at each update, such as a counter; then one fact says so
+MOST_CHANGES = 20  # stored changes of one name, such as a counter; the last of them says that the changes go on
 ZEROS = 0.1  # a share of zeros that differs by so much is a fact: moments of rare embeddings come and go
 GRADUAL = 0.05  # a share: a sparse ledger stores gradual changes of the rate once they amount to this
 SAMPLED = 3  # step counts that are read of a group
@@ -86,7 +86,7 @@ class UpdateLedger(Instrument):
         self._step = -1
         self._handles: list[Any] = []
         self._written: set[str] = set()
-        self._mark: tuple[int, list[str], Tensor] | None = None  # of update, whose, digests after the one before
+        self._mark: tuple[int, list[str], Tensor] | None = None  # update t, names, digests after update t - 1
         self._coming: list[tuple[Callable[[Tensor], None], Tensor, Any]] = []
         self._digester = Digester()
 

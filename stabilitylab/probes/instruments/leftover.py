@@ -17,7 +17,7 @@ from .loop_checks import LoopChecks
 from .training_pass import TrainingRows
 
 WITNESSES = 4  # parameters that are looked at, the smallest: what is held of them costs no memory
-LOOKS = 8  # after so many that found nothing but zeros the loop is taken to write them
+LOOKS = 8  # after so many looks that found only zeros, the loop is taken to zero its gradients
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Witness:
 
 
 class LeftoverGradients(Instrument):
-    """The look for leftover gradients when a backward reaches the model's output. Before the forward would be too
-    early, since many loops call ``zero_grad`` between forward and backward; later, the first gradient hides what was
-    there.
+    """The look for leftover gradients when a backward reaches the model's output. A look before the forward would be
+    too early, since many loops call ``zero_grad`` between forward and backward. A later look would be too late: the
+    first gradient is added to what was left.
 
     The result is one number on the device, which travels with its row. The looks end for good once no gradient is left.
     """

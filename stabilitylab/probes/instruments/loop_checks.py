@@ -54,7 +54,7 @@ class LoopChecks(Instrument):
         self.early = False
         self._coming = 0  # the row whose forward comes next
         self._begun = False  # step() was called
-        self._looked: set[str] = set()  # kinds of pass of which that is known
+        self._looked: set[str] = set()  # kinds of pass whose unreached places are known
         self._told: set[str] = set()  # kinds of warnings
         self._compiled_anew = self._sought_scaler = False
 

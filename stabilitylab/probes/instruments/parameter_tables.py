@@ -15,8 +15,8 @@ from .loop_checks import LoopChecks
 class ParameterTables(Instrument):
     """Fills the tables of probes of parameters: while gradients are there, and once all optimizers have stepped.
 
-    Each row is of the parameters that the model has then. Where others come than the tables have rows for, the tables
-    and the norm of the whole gradient end.
+    Each row describes the parameters that the model has then. If the model has got parameters without a row in the
+    tables, or lost some, the tables and the norm of the whole gradient end.
     """
 
     def __init__(self, checks: LoopChecks) -> None:

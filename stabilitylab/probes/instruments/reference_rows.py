@@ -1,4 +1,4 @@
-"""The reference rows: when the fixed batch is run, what it is compared with, and what a resumed run must remember."""
+"""The reference rows: the cadence of the fixed batch, the comparison of outputs, and the state for a resumed run."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ LOOKS = 8  # rows in turn in good order, after which the loop is taken to go on 
 
 class StepOrder(Instrument):
     """Warnings of a step() in each micro-batch, of an update without one, and of one that comes once parameters have
-    moved. Updates are known by their optimizers; a scaler skips their steps, so that nothing is looked for with one.
+    moved. An update is known by its optimizers' steps. A scaler skips steps, so nothing is checked with a scaler.
 
-    Whether parameters moved is one number on the device, which travels with its row.
+    The comparison of parameters is one number on the device, which travels with its row.
     """
 
     def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:

@@ -21,7 +21,7 @@ STAGE = "is in a stage of a pipeline, whose tables are laid out with those of al
 
 
 class Taps(Instrument):
-    """Brings what the model shows to the passes, and to the tables, which are as they will be from the first row on."""
+    """Brings the values that the model shows to the passes and the tables. From the first row on no place is added."""
 
     talks = True
 

@@ -75,7 +75,8 @@ class TrainingRows(Instrument):
             self.passes.end(more)
 
     def _apart(self, row: int) -> None:
-        """Add up the gradients of each value before their norm is taken: two backwards went through one forward."""
+        """Drop this row's gradients of activations, since two backwards went through one forward. From the next row on
+        the gradients of each value are added up before they are measured."""
         boards = self._watched.on("backward")
         for board in boards:
             board.clear()

@@ -86,7 +86,7 @@ class Attention(Probe):
         }
 
     def _heads(self, site: Site, weight: torch.Tensor) -> list[Caught]:
-        """Return what was caught in the module that is under way; where nothing was, that is said."""
+        """Return the numbers that were caught in the running module; without any, note the reason in ``missed``."""
         way = [each for each in (*self._running[-1:], *self._left) if each[0] is site.module]
         caught = way[0][1] if way else []
         heads = [found for each in caught if (found := by_head(each, site.module, weight))]
@@ -331,7 +331,7 @@ def why_unseen(module: nn.Module, caught: bool) -> str:
 
 
 def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor) -> Caught:
-    """The numbers as (heads, *tokens), the tokens in the layout of ``weight``; empty if they are not its tokens."""
+    """Return the numbers as (heads, *tokens), the tokens in the layout of ``weight``; {} if the tokens are others."""
     first = next(iter(caught.values()))
     queries = first.shape[-1] if first.dim() else 0
     if not queries or weight.numel() % queries or first.numel() % weight.numel():

@@ -78,7 +78,7 @@ class _OfModules(Probe):
         return dict(zip(COLUMNS, (square.sqrt(), call, ulp, *sums.unbind()), strict=True))
 
     def unmeasured(self, device: torch.device) -> Numbers:
-        """Zeros, and an ulp of 0: the place was reached, which an empty cell would deny."""
+        """Return zeros, also for ulp, since an empty cell would mean that the place was not reached."""
         return dict.fromkeys(COLUMNS, torch.zeros((), dtype=torch.float64, device=device))
 
     def _unlike(self, site: Site, weight: torch.Tensor) -> str:
@@ -190,7 +190,7 @@ class FingerprintGradient(_OfModules):
     """
 
     def _unlike(self, site: Site, weight: torch.Tensor) -> str:
-        if site.take == "input":  # in one process it is that by way of all modules which take the tensor
+        if site.take == "input":  # in one process the gradient comes by way of all modules that take the tensor
             return "has the gradient by way of one module alone under tensor parallelism"
         return super()._unlike(site, weight)
 

@@ -53,7 +53,7 @@ class _OfParameters(ParameterProbe):
         return parameters.each
 
     def collected(self, parameters: Parameters, counted: Mapping[int, torch.Tensor]) -> Collected:
-        """``counted``: the counts (bins,) of each parameter that has something to count."""
+        """Return the histograms of a row. ``counted``: index of a parameter -> its counts, (bins,)."""
         nothing = torch.zeros(len(COLUMNS), dtype=torch.float64, device=parameters.device)
         shares = parameters.shares
         grid = torch.stack([counted[at] * share if at in counted else nothing for at, share in enumerate(shares)])

@@ -80,7 +80,7 @@ class ParameterNorm(ParameterProbe):
 
 
 def stepped(parameters: Parameters) -> dict[str, torch.Tensor]:
-    """Return what :func:`moved` says, by the optimizer's own sums; what it did not step stands where it was."""
+    """Return the result of :func:`moved` from the optimizer's own sums. What it did not step has an update of 0."""
     if (sums := parameters.in_step()) is None:
         theta = parameters.squares(parameters.tensors)
         return {"theta": theta, "update": torch.zeros_like(theta)}

@@ -1,5 +1,4 @@
-"""The processes that train one model, as a watcher asks them; here one alone, with nothing to add up and nobody to
-wait for."""
+"""The interface of the processes that train one model, and the answers of a single process."""
 
 from __future__ import annotations
 

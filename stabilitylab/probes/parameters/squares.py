@@ -11,7 +11,7 @@ from torch._utils import _flatten_dense_tensors
 
 from ..places.attending import Part
 
-PATTERNS = 64  # of absent tensors that are remembered, the first ones: experts and skipped layers make ever new ones
+PATTERNS = 64  # the first patterns of absent tensors are remembered; experts and skipped layers make ever new ones
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries per operator call: a cache full on a CPU; few launches on a GPU
 DOTTED = 1 << 22  # entries that are widened to float64 at a time for a product
