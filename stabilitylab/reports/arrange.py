@@ -15,9 +15,9 @@ MARGIN = 0.05  # share of a shared axis, beyond the outermost number
 
 
 def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel], list[Panel]]:
-    """Splits panels into those with the series of the labels ``shown`` alone, and those of all, where they have more.
+    """Return (main, controls): panels with the series of the labels ``shown`` alone, and whole panels that have more.
 
-    A series that is of no architecture stays. Where none of ``shown`` is there, nothing is split off.
+    A series of no architecture stays in both. A panel without any of the labels ``shown`` is a main panel as it is.
     """
     main, controls = [], []
     for panel in panels:
@@ -67,7 +67,8 @@ def _values(line: Series) -> list[np.ndarray]:
 
 
 def smoothed(line: Series, window: int) -> list[Series]:
-    """Makes two lines of one: a centred mean over ``window`` points (fewer at its ends), and the raw one, faint."""
+    """Return the raw line, faint, and its centred mean over ``window`` points (fewer at the ends). A line of at most
+    ``window`` points stays as it is."""
     y = np.asarray(line.y, float)
     if len(y) <= window:
         return [line]

@@ -238,7 +238,8 @@ COLUMNS = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding
 
 
 def _drawn(panel: Panel, most: int | None = None) -> Iterator[pd.DataFrame]:
-    """Lists what a panel draws; with ``most``, of a line or a map only the first rows, at least so many."""
+    """Yield what a panel draws. With ``most``, yield only the first ``most`` rows of each line, or a few more of a
+    map."""
     import pandas as pd
 
     for one in panel.series:
@@ -274,7 +275,7 @@ def _drawn(panel: Panel, most: int | None = None) -> Iterator[pd.DataFrame]:
 
 
 def _beginning(heat: Map, most: int) -> Map:
-    """Keeps the first rows of a map: so many that they have ``most`` cells, if there are so many."""
+    """Return the first rows of a map that have at least ``most`` cells together; the whole map if it has fewer."""
     kept = slice(0, -(-most // max(len(heat.x), 1)))
     seeds = heat.seeds[kept] if isinstance(heat.seeds, np.ndarray) and heat.seeds.ndim == 2 else heat.seeds
     cut = {"y": heat.y[kept], "z": heat.z[kept], "finding": heat.finding[kept], "y_names": heat.y_names[kept]}
@@ -282,7 +283,7 @@ def _beginning(heat: Map, most: int) -> Map:
 
 
 def _cells(panel: Panel, heat: Map) -> list[str]:
-    """Says what each cell is called, row by row: its row, and its column where that has a name."""
+    """Return the name of each cell, row by row: that of its row, and that of its column if the column has one."""
     rows = list(heat.y_names) or [f"{panel.y} {place:g}" for place in heat.y]
     columns = [f", {name}" for name in heat.x_names] or [""] * len(heat.x)
     return [row + column for row in rows for column in columns]

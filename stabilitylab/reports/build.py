@@ -30,7 +30,7 @@ from .worst_first import SHOWN, named, shown, worst_first
 
 log = logging.getLogger(__name__)
 PAPERS = ("branchnorm", "deepnet", "admin")
-PRINTED = 3  # of at most so many runs the maps are printed; of more, those of the runs that are named
+PRINTED = 3  # the maps of a run are printed if there are at most this many runs, or if the user named the run
 
 
 Progress = Callable[[str, int, int], None]  # the stage that begins, the number of stages done, their total
@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]  # the stage that begins, the number 
 
 @dataclass(frozen=True)
 class Missing:
-    """Says which figure could not be made, why, and which command makes its runs."""
+    """A figure that lacks its runs: the reason, and the command that makes the runs."""
 
     id: str
     title: str
@@ -48,8 +48,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Failed:
-    """Says which figure, run's part of the page (``run:NAME``) or claim's verdict could not be made, and which error
-    kept it from being made."""
+    """A figure, a run's part of the page (``run:NAME``) or a claim's verdict that an error prevented, with the
+    error."""
 
     id: str
     title: str
@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Built:
-    """Says what a report came to."""
+    """The result of :func:`build`."""
 
     page: Path
     sections: Sequence[PageSection]
@@ -84,12 +84,12 @@ def build(
 ) -> Built:
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
 
-    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures that can show what they are about, and the
-    runs that most need a look. With ``figures`` nothing else is made, but for the claims about them, without Holm's
-    correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out,
-    and listed in ``failed`` and on the page. ``places``: a regular expression of the places whose histograms are drawn.
-    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist or a bad expression,
-    ResourceError where ``out`` cannot be written.
+    ``figures``: the figures to make; empty: all figures that can show their subject. ``diagnosed``: the names of the
+    runs to diagnose; empty: the runs that need it most. With ``figures``, the report has only these figures, the claims
+    about them (without Holm's correction, which needs all claims) and the runs of ``diagnosed``. A part that an error
+    prevents is left out, and is listed in ``failed`` and on the page. ``places``: a regular expression of the places
+    whose histograms are drawn. Raises InputError if ``folder`` holds no run, UsageError for a name that does not exist
+    or a bad expression, ResourceError if ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
@@ -160,7 +160,7 @@ def build(
 
 
 def title_of(runs: Runs, folders: Sequence[Path]) -> str:
-    """``3 runs in runs``."""
+    """Return the title of the page, such as ``3 runs in runs``."""
     where = ", ".join(dict.fromkeys(folder.resolve().name for folder in folders))
     return f"{len(runs)} run{'s' if len(runs) != 1 else ''} in {where}" if len(folders) == 1 else where
 
@@ -173,7 +173,7 @@ def _top(runs: Runs, names: Sequence[str]) -> tuple[Overview, list[Failed]]:
 
 
 def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
-    """The top of the page, and what an error kept from being made: all of it, or the diagnosis of a run."""
+    """Return the top of the page, and the parts that an error prevented: the whole top, or the diagnoses of runs."""
     try:
         view = overview(runs, first)
     except DamagedError:
@@ -185,7 +185,7 @@ def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
 
 
 def _telling(id: str, picture: Picture, asked: bool) -> Picture:
-    """The picture; raises MissingRuns where nobody asked for it and it cannot show what it is about."""
+    """Return the picture. Raises MissingRuns if nobody asked for it and it cannot show its subject."""
     if not asked and (why := pointless(id, picture)):
         raise MissingRuns(why)
     return picture
@@ -194,7 +194,7 @@ def _telling(id: str, picture: Picture, asked: bool) -> Picture:
 def _press(
     press: Press, id: str, title: str, source: str, group: Group, draw: Callable[[], Picture], files: bool = True
 ) -> Missing | Failed | None:
-    """Hands to the press what ``draw`` makes; what keeps it from being made, whatever that is, else None."""
+    """Hand the picture that ``draw`` returns to the press. Return the reason if there is no picture, else None."""
     try:
         press.section(id, title, source, draw(), group, files)
     except MissingRuns as lacking:
@@ -209,8 +209,8 @@ def _press(
 def _diagnosed(
     press: Press, runs: Runs, names: Sequence[str], begin: Callable[[str], None], places: str = ""
 ) -> list[Missing | Failed | None]:
-    """Diagnoses the runs that have a part of the page; one that is damaged raises before any is begun that another
-    would replace."""
+    """Diagnose the runs that have a part of the page. All runs are diagnosed before the first part is made, so that a
+    damaged run, which another run replaces, raises its error before then."""
     chosen = shown(runs, names)
     pictures: list[tuple[Record, Callable[[], Picture]]] = []
     kept: list[Missing | Failed | None] = []
@@ -228,7 +228,8 @@ def _diagnosed(
 
 
 def _drawn(record: Record, places: str) -> Callable[[], Picture]:
-    """Diagnoses a run now; any error but damage is kept for whoever asks for it."""
+    """Diagnose a run now, and return a function that returns its picture or raises the error. DamagedError is raised
+    at once."""
     try:
         key = ("picture", record.name, places)
         picture = record.remember(key, lambda: diagnose(record, places=places), keep=built_in())
@@ -249,15 +250,15 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: Group) -> Missing
         return Missing(id, title, lacking.sentence, lacking.command)
     try:
         return Missing(id, title, lacking.sentence, command(id))
-    except UsageError as error:  # a figure of somebody's
+    except UsageError as error:  # a figure of a plug-in
         told = f"{lacking.sentence.rstrip('.')}; which command makes them is not said: there is no sweep {id!r}, and "
         return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
 def load(*folders: Path, known: Runs = Runs(()), report: Path | None = None) -> tuple[Runs, list[tuple[Path, str]]]:
-    """Loads the runs below these folders, each once, with what could not be read; raises InputError where there is no
-    run at all. Of the runs that are ``known``, or that the last report in the folder ``report`` was about, only those
-    are read that have changed."""
+    """Load the runs below these folders, each once; return them and the runs that could not be read. ``known``: runs
+    that were loaded before. ``report``: the folder of an earlier report. A run of either is read again only if it has
+    changed. Raises InputError if there is no run at all."""
     before = {record.run.path: record for record in known}
     broken: list[tuple[Path, str]] = []
     found: dict[Path, Record] = {}
@@ -276,8 +277,8 @@ def load(*folders: Path, known: Runs = Runs(()), report: Path | None = None) -> 
 
 
 def write_ledger(findings: Sequence[Finding], out: Path) -> None:
-    """Writes claims.json, and claims.csv with one row an effect, a claim's first ("primary") before those that
-    describe."""
+    """Write claims.json, and claims.csv with one row per effect: of each claim first the primary effect, then the
+    descriptive ones."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
     facts = plain({"headline": headline(findings), "claims": entries})

@@ -1,4 +1,4 @@
-"""Says in words what a figure shows: the small line below it, its caption, and the LaTeX that includes it."""
+"""The words of a figure: the small line below it, its caption, and the LaTeX that includes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MATHS = {"‖": r"$\Vert$", "Δ": r"$\Delta$", "√": r"$\surd$", "β": r"$\beta
 
 
 def small_print(picture: Picture) -> str:
-    """Writes ``18L-18L, 64 wide, ... · n = 3 · bands: range over seeds``."""
+    """Return the line below a figure, such as ``18L-18L, 64 wide, ... · n = 3 · bands: range over seeds``."""
     return " · ".join(filter(None, [picture.key, picture.provenance, *_counted(picture)]))
 
 

@@ -39,9 +39,9 @@ Kind = Literal["published", "implied", "control", "ours"]
 Stage = Literal["initialisation", "first updates", "after training"]
 STAGES: tuple[Stage, ...] = ("initialisation", "first updates", "after training")
 VERDICTS: tuple[Outcome, ...] = ("reproduced", "contradicted", "not reproduced", "inconclusive", "not testable")
-# what a claim's ``after`` says where its first effect is not one that stood before the runs
+# the text of a claim's ``after`` if its first effect was not chosen before the runs
 NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"
-LEAST_COUNTED = 6  # runs an arm, below which a count decides nothing
+LEAST_COUNTED = 6  # a count of fewer runs decides nothing
 LEAST_SEEDS = 3  # least seeds of counts in which a seed has several runs
 
 
@@ -120,8 +120,8 @@ def _judged(
     log: bool,
     decides: bool = True,
 ) -> dict[str, Any]:
-    """Puts together what an effect says: its interval, what it decides, and p of the region in which it lies or which
-    it leaves."""
+    """Return the facts of an effect: its interval, its verdict, and p, the smallest over the regions of
+    :func:`_tested`."""
     mean, low, high = measured
     verdict: Verdict | Literal[""] = ""
     p = math.nan
@@ -150,8 +150,8 @@ def _judged(
 
 
 def _tested(verdict: str, reproduced: Region, contradicted: Region | None) -> list[Region]:
-    """Picks the regions of which it is tested whether the mean lies outside: that of the verdict; beyond R on either
-    side where it is "not reproduced"; both where nothing is decided."""
+    """Return the regions for which it is tested if the mean lies outside: the region of the verdict; for "not
+    reproduced", the regions beyond R on either side; without a decision, R and the regions beyond it."""
     if verdict == "reproduced":
         return [reproduced]
     if verdict == "contradicted" and contradicted is not None:
@@ -166,7 +166,7 @@ AnyEffect = TypeVar("AnyEffect", bound=Effect | Share)
 
 
 def described(effect: AnyEffect, name: str = "") -> AnyEffect:
-    """Takes the regions away, so that it describes and decides nothing; ``name``: under another name."""
+    """Return the effect without regions, so that it describes and decides nothing. ``name``: another name for it."""
     return replace(effect, name=name or effect.name, reproduced=None, contradicted=None)
 
 
@@ -177,8 +177,8 @@ def together(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """Makes one number of several effects, seed by seed (of seeds that all have): their mean, the largest, ...; with
-    ``log`` where they all have it, and of all their runs."""
+    """Combine several effects into one, seed by seed, for the seeds that all effects have. ``how``: their mean, the
+    largest, ... The result has ``log`` if all effects have it, and the runs of all effects."""
     seeds = sorted(set.intersection(*({*effect.values} for effect in effects))) if effects else []
     values = {seed: float(how([effect.values[seed] for effect in effects])) for seed in seeds}
     log, of = all(effect.log for effect in effects), [record for effect in effects for record in effect.of]
@@ -226,7 +226,7 @@ class Finding:
     survives: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Writes it as JSON has it: regions as they print themselves."""
+        """Return the finding in JSON's types, with regions as text."""
         facts = {key: value for key, value in vars(self.claim).items() if key != "measure"}
         effects = [
             {**effect, **{kind: str(effect[kind] or "") for kind in ("reproduced", "contradicted")}}
@@ -285,8 +285,8 @@ def judge(entry: Claim, runs: Runs) -> Finding:
 
 
 def _unread(entry: Claim, runs: Runs, models: Sequence[Record], unread: Sequence[Record]) -> Finding:
-    """Judges nothing, since a language model is no translator: says how many models of each label ignore their source,
-    and describes what is measured among the seeds in which all of them read."""
+    """Return a finding without a verdict, since a model that ignores its source is no translator. It counts these
+    models of each label, and describes the effects among the seeds in which all models read."""
     effects: list[Effect | Share] = []
     for label in dict.fromkeys(model.label for model in models):
         own: dict[int, Count] = {}
@@ -306,7 +306,8 @@ def _unread(entry: Claim, runs: Runs, models: Sequence[Record], unread: Sequence
 
 
 def tried(entry: Claim, runs: Runs) -> Finding:
-    """Judges as :func:`judge` does; a claim whose test fails is not testable, and keeps the error."""
+    """Return the result of :func:`judge`. If the test raises an error, the claim is not testable, and the finding has
+    the error."""
     try:
         return judge(entry, runs)
     except DamagedError:
@@ -318,9 +319,9 @@ def tried(entry: Claim, runs: Runs) -> Finding:
 def ledger(
     runs: Runs, broken: list[tuple[Path, str]] | None = None, figures: Collection[str] | None = None
 ) -> list[Finding]:
-    """Judges every claim in the order of its number, and says of the published ones of each paper which verdicts
-    survive Holm. A run that turns out to be damaged goes to ``broken``. With ``figures``: the claims about these alone,
-    without Holm's correction, which is one of all claims."""
+    """Judge every claim in the order of the ids, and correct the published claims of each paper after Holm. A run that
+    turns out to be damaged is added to ``broken``. With ``figures``: judge the claims about these figures alone,
+    without Holm's correction, which needs all claims."""
     findings = []
     for id in sorted(id for id in CLAIMS if figures is None or CLAIMS[id].figure in figures):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
@@ -329,9 +330,9 @@ def ledger(
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Corrects after Holm over the registered published claims of each paper: one that was not tested has p = 1, so
-    that the list stays the same whatever was run. A verdict survives with an adjusted p below .025, the level of each
-    end of its interval."""
+    """Correct after Holm over the registered published claims of each paper. A claim that was not tested has p = 1, so
+    that the number of claims does not depend on the runs. A verdict survives with an adjusted p below .025, the level
+    of each end of its interval."""
     found = list(findings)
     for paper in {finding.claim.paper for finding in found}:
         own = [i for i, one in enumerate(found) if one.claim.paper == paper and one.claim.kind == "published"]

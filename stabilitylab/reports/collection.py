@@ -1,4 +1,4 @@
-"""Holds the runs that a report is about, and lets figures and claims choose among them."""
+"""The runs of a report, among which figures and claims choose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RENEWALS = 5  # times that one run is read again, since it was resumed while a f
 Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
 
 PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set next to these: no evidence for them
-# Settings in which runs of one comparison may differ: what the label and the seed stand for, and what changes nothing.
+# Settings in which the runs of one comparison may differ: the label or seed stands for them, or they change nothing.
 FREE = neutral_settings() | frozenset(
     [
         *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
@@ -60,7 +60,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Record:
-    """Holds one run with the facts by which it is chosen."""
+    """One run, with the facts by which figures and claims choose it."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
@@ -68,7 +68,7 @@ class Record:
         self.settings: Mapping[str, Any] = _settings(run.config) if self.kind != "watched" else {}
         self.label: str = label_of(run.manifest) or "unlabelled"
         seed = self.settings.get("train.seed")
-        # An int, as in all that was trained here and figures count by; None where no seed is known.
+        # An int, since figures count the seeds; None if no seed is known.
         self.seed: Any = None if seed is None else int(seed)
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
@@ -86,7 +86,7 @@ class Record:
 
     @cached_property
     def judged(self) -> Verdict | None:
-        """The state of a run that has ended, with its evidence; None if it has none."""
+        """The verdict on a run that has ended; None if it has none."""
         return self.run.verdict
 
     @cached_property
@@ -117,7 +117,8 @@ class Record:
 
     @property
     def verdict(self) -> str:
-        """One of :data:`stabilitylab.verdict.STATES`; "" before the end of the run, and if nothing was held out."""
+        """The verdict in a word (:data:`stabilitylab.verdict.STATES`); "" before the end of the run, and if nothing was
+        held out."""
         return self.judged.state if self.judged else ""
 
     @property
@@ -173,7 +174,7 @@ class Record:
 
     @cached_property
     def ramp(self) -> int | None:
-        """T if alpha may grow and the label does not name T; None where T means nothing."""
+        """T, if alpha may grow and T is above 1; else None."""
         model = {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("model.")}
         archs = [model[key] for key in ("arch", "decoder_arch") if model.get(key)]
         grows = any(map(may_follow_ramp, archs)) and has_ramp(ModelConfig.model_construct(**model))
@@ -191,11 +192,11 @@ class Record:
 
     @cached_property
     def metrics(self) -> Frame:
-        """Reads one row a step."""
+        """The metrics as a data frame with one row per step."""
         return self.remember("metrics as a frame", lambda: self.run.metrics, keep=True)
 
     def held_out(self) -> Frame:
-        """Reads step and held_out_nll where the held-out batch was measured."""
+        """Return step and held_out_nll at the steps where the held-out batch was measured."""
         return self.remember("held out", self._held_out)
 
     def _held_out(self) -> Frame:
@@ -207,8 +208,8 @@ class Record:
 
     @property
     def last_nll(self) -> float:
-        """Reads the cross-entropy after training [nats/token]: on the validation set where there is one, else on the
-        held-out batch; NaN where neither was measured."""
+        """The cross-entropy after training [nats/token]: on the validation set if it was measured, else on the held-out
+        batch; NaN if neither was measured."""
         if "validation_nll" in self.metrics and len(found := self.metrics["validation_nll"].dropna()):
             return float(found.iloc[-1])
         data = self.held_out()
@@ -216,15 +217,14 @@ class Record:
 
     @property
     def baseline(self) -> float:
-        """Reads the cross-entropy of the unigram baseline on the text of ``last_nll`` [nats/token]; NaN where none is
-        known."""
+        """The cross-entropy of the unigram baseline on the text of ``last_nll`` [nats/token]; NaN if none is known."""
         whole = "validation_nll" in self.metrics and self.metrics["validation_nll"].notna().any()
         found = self.run.manifest.get("validation_unigram" if whole else "unigram") or {}
         return float(found.get("cross_entropy", math.nan))
 
     def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
-        """Reads a probe's table at all its steps; kept where it has only one, since figures and claims ask for it
-        again."""
+        """Return a probe's table at all its steps. The table of a one-step run is cached, since figures and claims ask
+        for it again."""
         if self.kind != "onestep":
             return self.run.frame(table, columns=columns, by=by)
         data = self.remember(("frame", table, by), lambda: self.run.frame(table, by=by), keep=True)
@@ -237,7 +237,7 @@ class Record:
         columns: Sequence[str] | None = None,
         by: By | None = None,
     ) -> Frame:
-        """Reads a probe's table at the probed step nearest to ``step``, or at those nearest to several; None: the last.
+        """Return a table at the probed step nearest to ``step``, or at those nearest to several; None: the last.
         The frame's step says which.
 
         Kept, as many figures and claims ask for the same few steps."""
@@ -247,17 +247,18 @@ class Record:
         return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by), keep=True).copy()
 
     def probed(self, table: str) -> np.ndarray:
-        """Reads the steps at which a probe's table was recorded, in rising order."""
+        """Return the steps at which a probe's table was recorded, in rising order."""
         return self.remember(("probed", table), lambda: self.run.steps(table), keep=True)
 
     def columns(self) -> pa.Table:
-        """Reads the metrics as they are stored."""
+        """Return the metrics as they are stored."""
         return self.remember(METRICS, lambda: self.run.arrow(METRICS), keep=True)
 
     def remember(self, key: Hashable, make: Callable[[], T], *, keep: bool = False, other: Record | None = None) -> T:
-        """Returns what ``make`` made of this run when it was first asked for under ``key``: for small results of large
-        tables, which several figures and claims need. ``keep``: the result depends on the run's files and on the code
-        of this package alone, and is kept beside the report for the next one. ``other``: it depends on this run too."""
+        """Return the result of ``make``, which is called once for each ``key``: for small results of large tables,
+        which several figures and claims need. ``keep``: the result depends on the run's files and the code of this
+        package alone, and is also kept beside the report for the next one. ``other``: a second run that it depends
+        on."""
         if key not in self._remembered:
             kept = self.kept if keep and (other is None or other.kept is not None) else None
             given = other.kept.digest if other is not None and other.kept is not None else ""
@@ -266,12 +267,12 @@ class Record:
 
 
 def built_in() -> bool:
-    """Says whether all detectors are those of this package: what others find may change while this code does not."""
+    """True if all detectors are those of this package. The findings of others may change while this code does not."""
     return all(one.find.__module__.partition(".")[0] == BUILT_IN for one in DETECTORS.values())
 
 
 def _kept(run: Run, report: Path) -> Kept | None:
-    """Returns what lies beside the report of a run; None while it goes on."""
+    """Return the results about a run that are kept beside the report; None for a run that goes on."""
     if run.stamp is None:
         return None
     files = sorted([str(file.relative_to(run.path)), *found] for file, found in run.stamp.items())
@@ -280,7 +281,7 @@ def _kept(run: Run, report: Path) -> Kept | None:
 
 
 def save(records: Iterable[Record], report: Path) -> None:
-    """Writes what was read of records beside the report."""
+    """Write the results about the records beside the report; delete the files of runs that no longer exist."""
     used = [record.kept for record in records if record.kept is not None]
     for kept in used:
         kept.save()
@@ -288,7 +289,7 @@ def save(records: Iterable[Record], report: Path) -> None:
 
 
 class Runs(Sequence[Record]):
-    """Holds runs to choose from; every choice yields fewer of them."""
+    """Runs to choose from. Every choice returns a part of them."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
@@ -301,10 +302,10 @@ class Runs(Sequence[Record]):
         known: Mapping[Path, Record] = MappingProxyType({}),
         report: Path | None = None,
     ) -> Runs:
-        """Opens every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is
-        damaged in their tables shows when these are read: :func:`spared`.) ``known``: records that were loaded before,
-        by path; one whose run has ended and not changed since is taken as it is, with all that was read of it.
-        ``report``: a folder that may have what the last report read of a run that has not changed since."""
+        """Open every run below ``folder``. A run that cannot be read is added to ``broken`` with the reason. (Damage in
+        tables shows only when the tables are read: :func:`spared`.) ``known``: records that were loaded before, by
+        path; a record whose run has ended and not changed since is used again, with everything that was read of it.
+        ``report``: a folder that may have the last report's results about unchanged runs."""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
@@ -349,8 +350,8 @@ class Runs(Sequence[Record]):
         table: str | Sequence[str] = (),
         **settings: Any,
     ) -> Runs:
-        """Picks those of this kind, label(s), layers, depth and seed, with these tables and settings
-        (``train__warmup=0``), and ``test``."""
+        """Return the runs of this kind, label(s), layers, depth and seed, with these tables and settings
+        (``train__warmup=0``), for which ``test`` returns True."""
         labels = (label,) if isinstance(label, str) else label
         tables = {table} if isinstance(table, str) else set(table)
         wanted = {key.replace("__", "."): value for key, value in settings.items()}
@@ -368,13 +369,13 @@ class Runs(Sequence[Record]):
         )
 
     def evidence(self) -> Runs:
-        """Picks ended runs, without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
+        """Return the ended runs without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
         return self.where(lambda run: run.ended and not (run.seed in PILOT_SEEDS and run.width == PILOT_WIDTH))
 
     def groups(self, *free: str) -> list[Runs]:
-        """Groups runs that differ in nothing but architecture, seed and the settings ``free``; the richest first: more
-        labels, then more runs, then more steps. Of runs equal in all that, the latest name counts; of runs whose seed
-        is not known, each."""
+        """Return groups of runs that differ only in architecture, seed, settings that change nothing (FREE) and the
+        settings ``free``; the richest group first: more labels, then more runs, then more steps. Of runs that agree in
+        all of these, the last one counts; runs whose seed is not known count each."""
         found: dict[Any, dict[Any, Record]] = {}
         for record in self:
             open_ = FREE | set(free)
@@ -401,7 +402,7 @@ class Runs(Sequence[Record]):
         return sorted({record.seed for record in self if record.seed is not None})
 
     def describe(self) -> str:
-        """Says what these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
+        """Return what these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
         shared = {
             key: next(iter(values.values()))
             for key in {key: None for record in self for key in record.settings}
@@ -437,8 +438,9 @@ def _why_unreadable(error: Exception) -> str:
 
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
-    """Returns what ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
-    ``broken``, and ``make`` is called again without it; of one that was resumed meanwhile, with what stands there now.
+    """Return the result of ``make`` for ``runs``, and the runs that it was made from. If a run turns out to be damaged,
+    it is added to ``broken``, and ``make`` is called again without it. If a run was resumed meanwhile, it is read
+    again, and ``make`` is called again.
     """
     renewals = Counter[Path]()
     while True:
@@ -457,7 +459,7 @@ def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]
 
 
 def _renewed(runs: Runs, path: Path) -> Runs:
-    """Reads one run again; where it cannot be read now, it stays as it was, and is found wanting once more."""
+    """Return the runs with one of them read again. If it cannot be read now, its old record stays, and fails again."""
 
     def again(record: Record) -> Record:
         try:

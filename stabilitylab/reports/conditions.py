@@ -1,4 +1,4 @@
-"""Says under which conditions a number was measured, and what runs of that size cannot show."""
+"""The conditions under which a number was measured, and the limits of its runs, in words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TOLERANCE = 0.15  # relative, of the protocol's ramp: short runs are rounded
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Says what decides a number, in a few words: layers, width, data, updates, learning rate, warm-up and T with their
-    shares of the run; where several values occur, all of them or their range."""
+    """Return the conditions of a number in a few words: layers, width, data, updates, learning rate, warm-up and T with
+    their shares of the run. If several values occur: all of them, or the first and the last."""
     runs = list(dict.fromkeys(records))
     if not runs:
         return ""
@@ -79,14 +79,15 @@ def _share(run: Record, updates: Any) -> str:
 
 
 def differing(said: str, first: str) -> str:
-    """Leaves of :func:`conditions` or :func:`limits` what is not in those of another number; "" where nothing is."""
+    """Return the words of :func:`conditions` or :func:`limits` that ``first``, those of another number, lacks; "" if
+    there are none."""
     known = {*first.split(", ")}
     return ", ".join(word for word in said.split(", ") if word not in known)
 
 
 def limits(records: Iterable[Record]) -> str:
-    """Says what runs of this size cannot show: whether they converged, how much of the data they saw, how wide they
-    are; and in how many of them attention had nothing left to choose between."""
+    """Return the limits of these runs in words: if they converged, the epochs, the width, the number of runs whose
+    source worth was measured, and the number with rank collapse."""
     runs = [run for run in dict.fromkeys(records) if run.kind == "train" and run.updates]
     if not runs:
         return ""
@@ -111,8 +112,7 @@ def limits(records: Iterable[Record]) -> str:
 
 
 def last_fall(run: Record) -> float:
-    """Measures by how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where
-    unknown."""
+    """Return the fall of the held-out loss over the last fifth of the updates [nats/token]; NaN if unknown."""
     data = run.held_out()
     if len(data) < 2:
         return math.nan

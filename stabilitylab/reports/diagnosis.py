@@ -26,7 +26,7 @@ LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
 ALARMS = 3  # at most so many alarms of a run are marked
 NAMED = 20  # places of a table without layers that a note can still name
-RIDGED, CHOSEN = 2, 6  # places of a table of histograms that are drawn, and at most if they were chosen
+RIDGED, CHOSEN = 2, 6  # places of a table of histograms that are drawn: by default, and at most if they were chosen
 SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 
 
@@ -129,7 +129,7 @@ def _update(record: Record, columns: int) -> Panel:
 
 
 def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
-    """Draws a line a stack."""
+    """Draw one line per output."""
     lines, marks = [], []
     for name, stack, values in zip(
         grid.names, grid.stacks.tolist(), np.where(grid.absent, np.nan, grid.values), strict=True
@@ -147,8 +147,8 @@ def _title(table: str) -> str:
 
 
 def logarithmic(log: bool | None, usual: np.ndarray) -> bool:
-    """Says whether these numbers are drawn on a logarithmic scale: as their table says, or else where they span
-    decades."""
+    """True if these numbers are drawn on a logarithmic scale: if all are positive and their table says so, or, if the
+    table says nothing, if they span more than a factor of SPAN."""
     if not len(usual) or not (usual > 0).all():
         return False
     return bool(usual.max() > SPAN * usual.min()) if log is None else log

@@ -1,4 +1,4 @@
-"""Says in a line what the ledger says: verdicts by paper and kind, and how many survive Holm's correction."""
+"""The ledger in a line: verdicts by paper and kind, and how many survive Holm's correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .claims import VERDICTS, Finding, Kind, Outcome
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts what a headline counts together: the published claims of one paper, or all claims of another kind."""
+    """The verdicts on the published claims of one paper, or on all claims of another kind, counted."""
 
     name: str
     counts: Mapping[Outcome, int]
@@ -32,8 +32,8 @@ class Tally:
 
 
 def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = None) -> list[Tally]:
-    """Counts the published claims of each paper, then each other kind; ``registered``: the whole ledger, where
-    ``findings`` are some of it."""
+    """Count the published claims of each paper, then those of each other kind. ``registered``: the whole ledger, if
+    ``findings`` are a part of it."""
     some = list(findings)
     everything = some if registered is None else list(registered)
     found = []
@@ -41,7 +41,7 @@ def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = 
         own = [one for one in some if one.claim.paper == paper and one.claim.kind == "published"]
         listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
         if own:
-            # without a corrected p nothing was said of Holm
+            # without a corrected p value it is not known which verdicts survive Holm
             known = any(not math.isnan(one.holm) for one in own)
             found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own) if known else None, listed))
     others = {kind: [one for one in some if one.claim.kind == kind] for kind in get_args(Kind)[1:]}

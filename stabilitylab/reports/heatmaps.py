@@ -23,8 +23,8 @@ ALONG, AROUND = "viridis", "vlag"  # seaborn's map whose middle is nearly white,
 
 
 def scale(heat: Map) -> Any:
-    """Returns how numbers become colours: over the map's own range, or that which it shares, on both sides of its
-    centre as far as on the farther one."""
+    """Return the scale from numbers to colours: over the map's own range, or the range that it shares; around a
+    centre it goes equally far to both sides."""
     shown = heat.z[heat.usual]
     low, high = heat.colours or ((float(shown.min()), float(shown.max())) if shown.size else (1.0, 10.0))
     if heat.centre is not None:
@@ -36,7 +36,7 @@ def scale(heat: Map) -> Any:
 
 
 def draw_map(axes: Axes, heat: Map) -> Any:
-    """Draws the cells, those that are a finding in its colour; returns what a colour bar is made of."""
+    """Draw the cells, a finding's cells in the colour of the finding; return what a colour bar is made of."""
     axes.grid(visible=False)
     palette = sns.color_palette(AROUND if heat.centre is not None else ALONG, as_cmap=True)
     looks = [(heat.usual, heat.z, {"norm": scale(heat), "cmap": palette})]

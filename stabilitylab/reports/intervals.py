@@ -19,7 +19,7 @@ def interval(effect: Mapping[str, Any]) -> str:
 
 
 def mark(effect: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Says where mean, interval and regions stand, in pixels; None where nothing was measured.
+    """Return the places of mean, interval and regions in pixels; None if nothing was measured.
 
     ``low`` and ``high`` are the interval's ends (the mean's place without one), ``regions`` are (kind, from, width).
     """

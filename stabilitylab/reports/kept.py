@@ -63,8 +63,8 @@ class Kept:
         return sha256(self._head.encode()).hexdigest()
 
     def get(self, key: Hashable, make: Callable[[], T], given: str = "") -> T:
-        """Return the value of ``key``; one that is not there, that cannot be read, or that was made with something else
-        ``given`` is what ``make`` returns, and kept."""
+        """Return the kept value of ``key``. If there is none, if it cannot be read, or if it was made with another
+        ``given``, return what ``make`` returns, and keep that."""
         try:
             name = json.dumps(_packed(key, []))
         except UnkeepableError:
@@ -123,7 +123,7 @@ def forget(report: Path, used: Iterable[Path]) -> None:
 
 
 def _stands(path: Path) -> bool:
-    """Return True if the run of a file exists, or if the file does not say which it is of and is not ours to judge."""
+    """Return True if the run of a file exists; False also if the file does not say which run it is of."""
     with path.open("rb") as file:
         file.readline()
         line = file.readline()

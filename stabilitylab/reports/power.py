@@ -1,4 +1,4 @@
-"""Says before runs are made how probably so many seeds will decide a claim, with the spread of a pilot."""
+"""The probability that a number of seeds decides a claim, computed before the runs from the spread of a pilot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_PILOT = 2  # seeds that have a spread
 
 @dataclass(frozen=True)
 class Pilot:
-    """Holds the primary effect of a claim as a pilot has it: one number a seed, or counts of each seed's runs."""
+    """The primary effect of a claim in a pilot: one number for each seed, or counts of each seed's runs."""
 
     name: str
     reproduced: Region
@@ -46,7 +46,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Power:
-    """Says what the planned seeds promise; numbers are NaN where the pilot has no spread to go by."""
+    """The chances of a verdict with the planned seeds; numbers are NaN if the pilot has no spread."""
 
     claim: Claim
     planned: int
@@ -55,7 +55,7 @@ class Power:
     half_width: float = math.nan  # expected, of the interval; in logs of a ratio
     decides: float = math.nan  # probability of any verdict at the pilot's mean and spread
     reproduces: float = math.nan  # ... and of "reproduced"
-    reachable: bool = True  # does the best case, in which all seeds agree, lie inside a region?
+    reachable: bool = True  # False if not even the best case, in which all seeds agree, gives a verdict
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def of_mean(
 def of_share(
     seeds: int, runs: float, share: float, reproduced: Region, contradicted: Region | None = None, like: float = 1.0
 ) -> tuple[float, float]:
-    """Computes the same of a share over ``seeds``: of one run each binomial; of several ``runs`` each by DRAWS of
-    beta-binomial counts, in which runs of one seed correlate as the design effect ``like`` = 1 + correlation (runs - 1)
-    says."""
+    """Compute the probabilities of :func:`of_mean` for a share over ``seeds``. With one run a seed the counts are
+    binomial. With several ``runs`` a seed they are DRAWS of beta-binomial counts, in which the runs of one seed
+    correlate by the design effect ``like`` = 1 + correlation (runs - 1)."""
     each = round(runs)
     if each <= 1:
         counts = np.arange(seeds + 1)
@@ -133,14 +133,14 @@ def _reproduced(verdict: str) -> bool:
 def _of_count(
     share: float, seeds: int, runs: float, independent: float, reproduced: Region, contradicted: Region | None
 ) -> str:
-    """Decides by this share of so many independent runs."""
+    """Return the verdict on this share, of so many independent runs."""
     if seeds < LEAST_SEEDS or seeds * runs < LEAST_COUNTED:
         return "inconclusive"
     return decide(*_between(share, seeds, runs, independent), reproduced, contradicted)
 
 
 def _between(share: float, seeds: int, runs: float, independent: float) -> tuple[float, float]:
-    """Takes the interval of this share; of several runs a seed less counts, as in :func:`statistics.effective`."""
+    """Return the interval of this share; several runs of one seed count less, as in :func:`statistics.effective`."""
     several = seeds > 1 and runs > 1
     n = independent * (_fewer(seeds * runs, seeds) if several else 1.0)
     return share_interval(share * n, n)
@@ -159,7 +159,7 @@ def design_effect(counts: Sequence[Count]) -> float:
 
 
 def power(entry: Claim, pilot: Pilot | None) -> Power:
-    """Says what the seeds of the claim's sweep promise at the pilot's mean and spread."""
+    """Compute the chances of a verdict with the seeds of the claim's sweep, at the pilot's mean and spread."""
     planned = planned_seeds(entry, pilot.labels if pilot else frozenset())
     if pilot is None:
         return Power(entry, planned, None, note="no pilot")

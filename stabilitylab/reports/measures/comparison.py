@@ -1,4 +1,4 @@
-"""Chooses which runs a figure draws or a claim compares, says how they ended, and notes what is left out."""
+"""The choice of the runs that a figure draws or a claim compares, with notes on their ends and on what is left out."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def judged(runs: Runs) -> Runs:
 
 
 def decided(runs: Runs) -> Runs:
-    """Picks those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
+    """Pick the runs that are known to have failed or not: neither still descending to the baseline nor untold."""
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
 
 
 def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
-    """Counts for each seed how many of its runs diverged or are stuck, of how many whose state can be told."""
+    """Count for each seed its runs that diverged or are stuck, and its runs whose state can be told."""
     known = decided(runs)
     return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := known.where(seed=seed))}
 
 
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
-    """Keeps one run of each label, seed and value of ``free``; notes where there were several T, of which that is kept
-    whose share of the run is nearest to the protocol's 4 %.
+    """Keep one run of each label, seed and value of ``free``. If a label has several T, the T whose share of the run
+    is nearest to the protocol's 4 % is kept, and a note says so.
 
-    T is free in a group of comparable runs since it means nothing but to BranchNorm; averaged as if they were seeds,
-    runs of two ramps would show a spread that no seed made.
+    T is free in a group of comparable runs, since it has a meaning for BranchNorm alone. If runs of two ramps were
+    averaged as if they were seeds, they would show a spread that no seed made.
     """
     kept: dict[tuple[object, ...], Record] = {}
     notes = []
@@ -63,17 +63,17 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
 
 
 def comparable(runs: Runs, *free: str) -> list[Runs]:
-    """Groups runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first.
+    """Group runs that differ only in architecture, seed and ``free``, each with one ramp; richest first.
 
-    Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
+    Besides the groups of one learning rate there are groups in which each architecture has its own at each depth.
     """
     groups = [one_ramp(group, *free)[0] for group in grouped(runs, *free)]
     return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
 
 
 def grouped(runs: Runs, *free: str) -> list[Runs]:
-    """Groups runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
-    architecture has, wherever it stands, one learning rate of its own: of several the one that most seeds have."""
+    """Group runs that differ only in architecture, seed, T and ``free``. Add groups in which each architecture also
+    has its own learning rate at each depth and value of ``free``: of several rates the one that most seeds have."""
     groups = runs.groups(*free)
     if RATE in free:
         return groups
@@ -98,15 +98,15 @@ def _rate(run: Record) -> float:
 
 
 def _own(rates: Mapping[float, set[int]]) -> float | None:
-    """Returns the rate that most seeds have, as one tried beside it has fewer; None where two have as many."""
+    """Return the rate that most seeds have, since a rate that was only tried has fewer; None if two have as many."""
     counts = Counter({rate: len(seeds) for rate, seeds in rates.items()}).most_common(2)
     return None if len(counts) > 1 and counts[0][1] == counts[1][1] else counts[0][0]
 
 
 def with_the_protocols_ramp(runs: Runs) -> Runs:
-    """Picks runs of which architectures are compared: those whose T is 4 % of the run, or which have no ramp.
+    """Pick the runs for a comparison of architectures: those whose T is 4 % of the run, and those without a ramp.
 
-    Raises MissingRuns where an architecture with a ramp would have no run left.
+    Raises MissingRuns if an architecture would have no run left.
     """
     kept = runs.where(by_protocol)
     for label in runs.labels:
@@ -125,8 +125,8 @@ def both(found: Pairs) -> list[Record]:
 
 
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
-    """Pairs runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one
-    trained longest, with enough seeds, and then the deepest. Raises MissingRuns."""
+    """Pair by seed runs of two labels that have trained with the protocol's ramp. The pairs are of one comparable
+    group: one with enough seeds, then the one trained longest, then the deepest. Raises MissingRuns."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
     trained = with_the_protocols_ramp(trained)
     found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
@@ -137,8 +137,8 @@ def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
 
 
 def _weight(group: Runs, *between: str) -> tuple[int, ...]:
-    """Weighs a group for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a long
-    training, then depth, then more seeds; nothing without a pair."""
+    """Rank a group for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a long
+    training, then depth, then more seeds; zeros without a pair."""
     trained = group.where(lambda run: not failed(run) and by_protocol(run))
     count = len(pairs(*(trained.where(label=label) for label in between))) if between else 0
     return (min(count, ENOUGH), group[0].updates, group[0].depth, count) if count else (0,) * 4
@@ -147,11 +147,10 @@ def _weight(group: Runs, *between: str) -> tuple[int, ...]:
 def largest_group(
     runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False, between: tuple[str, ...] = ()
 ) -> tuple[Runs, list[str]]:
-    """Picks the richest group of comparable training runs with these tables, and notes what it is and what was left
-    out.
+    """Pick the richest group of comparable training runs with these tables; notes describe it and what was left out.
 
     ``between``: two labels that the figure compares; the group that :func:`matched` takes for them comes first.
-    ``ended``: where some have ended, those that have not are left out: their last step is another one.
+    ``ended``: if some runs have ended, leave out those that have not, since their last step is another one.
     """
     fit = runs.where(kind="train", table=tables)
     if not fit:

@@ -1,4 +1,4 @@
-"""Fits three curves through quality against depth, and says by Akaike's criterion which shape the growth has."""
+"""Fits of three curves through quality against depth, compared by Akaike's criterion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Curve:
-    """Fits y = slope * shape(d) + level, by least squares; ``aic`` in the units of :func:`statistics.aic`."""
+    """A curve y = slope * shape(d) + level, fitted by least squares; ``aic`` is that of :func:`statistics.aic`."""
 
     slope: float
     level: float
@@ -40,8 +40,7 @@ def curves(depths: Sequence[float], values: Sequence[float]) -> dict[str, Curve]
 
 
 def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
-    """Subtracts the least AIC of the three from that of the logarithmic curve that grows (A >= 0); 0 where it is
-    best."""
+    """Subtract the least AIC of the three curves from that of the logarithmic curve with A >= 0; 0 if that is best."""
     found = curves(depths, values)
     log = found["logarithmic"]
     own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # falling values: A = 0
@@ -59,7 +58,7 @@ def _saturating(scale: float) -> Shape:
 
 
 def _scale(d: np.ndarray, y: np.ndarray) -> float:
-    """Looks for the best scale c between a third of the least and thrice the largest depth."""
+    """Find the best scale c, from a third of the least depth to three times the largest."""
     from scipy import optimize
 
     def at(log_scale: float) -> float:

@@ -22,8 +22,9 @@ Gaps = dict[int, dict[int, float]]  # depth, or length of the ramp -> seed -> lo
 
 
 def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float] = last_nll) -> Gaps:
-    """Subtracts ``second`` from ``first`` at each depth, by seed. Pairs of which one was not measured are left out;
-    where one diverged the difference is infinite, and not a number where both did: that depth is then undecided."""
+    """Subtract the loss of ``second`` from that of ``first`` at each depth, by seed. Pairs with a loss that was not
+    measured are left out. If one run diverged the difference is infinite; if both did it is NaN. Such a depth is then
+    undecided."""
     gaps: Gaps = {}
     for depth in group.depths:
         one, other = (group.where(depth=depth, label=label) for label in (first, second))
@@ -57,9 +58,9 @@ def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:
 def between_architectures(
     runs: Runs, first: str, second: str, beside: str, name: str, loss: Callable[[Record], float] = last_nll
 ) -> list[Effect]:
-    """Subtracts ``second`` from ``first`` at equal steps with the protocol's ramp, of the comparable group that was
-    trained longest, on the most data, with enough seeds: the mean over its depths, and for description each depth, and
-    there ``first`` minus ``beside`` and ``beside`` minus ``second``."""
+    """Subtract the loss of ``second`` from that of ``first`` at equal steps with the protocol's ramp. The comparable
+    group has enough seeds and was trained longest, on the most data. The first effect is the mean over its depths; for
+    description follow each depth, and there ``first`` minus ``beside`` and ``beside`` minus ``second``."""
     own = runs.where(even, kind="train", label=(first, second, beside))
     groups = comparable(with_the_protocols_ramp(own), *LAYERS)
     found = [(group, gaps) for group in groups if (gaps := gaps_of(group, first, second, loss))]
@@ -82,8 +83,7 @@ def _titles(one: str, other: str) -> str:
 
 
 def ramped(runs: Runs) -> Runs:
-    """Picks BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha
-    itself."""
+    """Pick runs of BranchNorm with the paper's initialisation and alpha, and any schedule."""
     own: dict[str, Any] = dict.fromkeys(f"model__{key}" for key in ("alpha", "decoder_arch", "qk_gain", "v_gain"))
     own |= {"model__init": "arch", "model__t0": 1}
     return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", **own)
@@ -116,7 +116,7 @@ def of_values(runs: Runs, setting: str, count: int) -> dict[Any, dict[int, Recor
 
 
 def equivalence(found: dict[Any, dict[int, Record]], one: Any, other: Any, name: str) -> Effect:
-    """Subtracts the final nll at the value ``other`` from that at ``one``, by seeds that all values have. A run that
+    """Subtract the final nll at the value ``other`` from that at ``one``, by seeds that all values have. A run that
     diverged or is stuck makes its comparisons undecided, not equal."""
     seeds = shared_seeds(found.values())
     gap = {seed: _ended(found[one][seed]) - _ended(found[other][seed]) for seed in seeds}
@@ -126,7 +126,7 @@ def equivalence(found: dict[Any, dict[int, Record]], one: Any, other: Any, name:
 
 
 def every_two(found: dict[Any, dict[int, Record]], setting: str, first: tuple[Any, Any], where: str) -> list[Effect]:
-    """Holds each two values against each other: ``first`` with its regions, the others described."""
+    """Compare every two values: the pair ``first`` with its regions, the other pairs for description only."""
     two = sorted(itertools.combinations(sorted(found), 2), key=lambda both: set(both) != set(first))
     name = setting.partition(".")[2]
     effects = []
@@ -149,6 +149,6 @@ def measured(values: Iterable[float], form: str = "+.3f") -> str:
 
 
 def shared_seeds(values: Iterable[dict[int, Any]]) -> list[int]:
-    """Lists seeds that all have."""
+    """List the seeds that all values have."""
     sets = [set(by_seed) for by_seed in values]
     return sorted(set.intersection(*sets)) if sets else []

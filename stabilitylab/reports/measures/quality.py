@@ -1,4 +1,4 @@
-"""Measures how good a model is after training, and over it: BLEU, or the held-out cross-entropy as a stand-in."""
+"""The quality of a model after and during training: BLEU, or the held-out cross-entropy as a stand-in."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def curve(record: Record) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_nll(record: Record) -> float:
-    """Measures the area under the held-out nll over updates, by trapezoids, divided by their number [nats/token]; inf
-    for a run that diverged, NaN where nothing or one point was measured."""
+    """Return the mean of the held-out nll over the updates, by trapezoids [nats/token]; inf for a run that diverged,
+    NaN if fewer than two points were measured."""
     if record.verdict == "diverged":
         return math.inf
     from scipy.integrate import trapezoid
@@ -36,11 +36,11 @@ def mean_nll(record: Record) -> float:
 
 @dataclass(frozen=True)
 class Quality:
-    """Says how good models are: BLEU, or the held-out cross-entropy as a stand-in; run -> value."""
+    """The quality of models: BLEU, or the held-out cross-entropy as a stand-in. ``values``: run -> value."""
 
     is_bleu: bool
     values: dict[str, float]
-    cut: str = ""  # the axis's words about sources that were cut
+    cut: str = ""  # words on the axis about sources that were cut
 
     @property
     def axis(self) -> str:
@@ -51,12 +51,12 @@ class Quality:
         return "BLEU" if self.is_bleu else "nats"
 
     def gain(self, record: Record) -> float:
-        """Returns the value, larger for better."""
+        """Return the value with the sign by which larger is better."""
         return self.values[record.name] if self.is_bleu else -self.values[record.name]
 
 
 def quality(runs: Iterable[Record]) -> Quality:
-    """Takes BLEU where every run that trained was evaluated, all of them alike, and reaches 5; else held-out nll."""
+    """Take BLEU if every run that did not fail was evaluated in the same way and reaches 5; else held-out nll."""
     records = list(runs)
     found = {record.name: _evaluation(record) for record in records}
     trained = [found[record.name] for record in records if not failed(record)]
@@ -69,7 +69,7 @@ def quality(runs: Iterable[Record]) -> Quality:
 
 
 def _evaluation(record: Record) -> dict[str, float]:
-    """Reads what ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
+    """Read the result of ``stabilitylab evaluate`` in the run's folder; {} if the run was trained further since."""
     found = record.run.evaluation or {}
     scored = found.get("bleu") is not None and found.get("row", record.status.step) == record.status.step
     return found if scored else {}
@@ -80,5 +80,5 @@ def share_of(record: Record) -> float:
 
 
 def even(record: Record) -> bool:
-    """True if one number describes the layers: a single stack, or as many encoder as decoder layers."""
+    """Return True if one number describes the layers: a single stack, or as many encoder as decoder layers."""
     return len({*record.layers} - {0}) == 1

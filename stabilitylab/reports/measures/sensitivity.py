@@ -1,4 +1,4 @@
-"""Lays runs over warm-up and learning rate: cells that all architectures have, and the sensitivity to the rate."""
+"""Grids of runs over warm-up and learning rate that all architectures have, and the sensitivity to the rate."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .comparison import comparable, failed, last_nll
 
 AXES = ("train.warmup", "train.lr")
 SLACK = 1e-6  # relative, of a rate: rounding
-PAPER_WIDTH = 512  # of the models whose learning rates the papers give
+PAPER_WIDTH = 512  # width of the models whose learning rates the papers give
 Cell = tuple[int, float]  # warm-up, learning rate
 
 
 def at_width(rate: float, width: int) -> float:
-    """Scales a paper's learning rate to another width, where a narrower model bears more: rate 512 / width."""
+    """Scale a paper's learning rate to another width: rate * 512 / width, since a narrower model bears more."""
     return rate * PAPER_WIDTH / width
 
 
 def within(record: Record, rates: tuple[float, float]) -> bool:
-    """True if its learning rate lies in the range of a paper's ``rates``, scaled to its width."""
+    """Return True if the run's learning rate lies in the range of a paper's ``rates``, scaled to the run's width."""
     low, high = (at_width(rate, record.width) for rate in rates)
     return low * (1 - SLACK) <= cell(record)[1] <= high * (1 + SLACK)
 
@@ -35,7 +35,7 @@ def cell(record: Record) -> Cell:
 
 @dataclass(frozen=True)
 class RateGrid:
-    """Holds comparable runs of some architectures at every one of these warm-ups and learning rates."""
+    """Comparable runs of some architectures at every one of these warm-ups and learning rates."""
 
     runs: Runs
     warmups: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RateGrid:
 
 
 def grids(runs: Runs) -> list[RateGrid]:
-    """Finds the grids among these runs, each label in as many cells as any other of its grid; the largest first."""
+    """Find the grids among these runs, the largest first; in a grid every label has every cell."""
     found = []
     for group in comparable(runs, *AXES):
         cells = {label: {cell(run) for run in group.where(label=label)} for label in group.labels}
@@ -68,7 +68,7 @@ def grids(runs: Runs) -> list[RateGrid]:
 
 
 def full(cells: set[Cell]) -> tuple[list[int], list[float]]:
-    """Finds warm-ups and rates between which no cell is missing: rows and columns with most gaps are left out first."""
+    """Find warm-ups and rates with no cell missing among them: rows and columns with most gaps are left out first."""
     cells = set(cells)
     while True:
         rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
@@ -81,11 +81,11 @@ def full(cells: set[Cell]) -> tuple[list[int], list[float]]:
 
 
 def sensitivity(runs: Mapping[float, Record]) -> float:
-    """Averages min(loss, loss at initialisation) over learning rates, minus the least of these losses [nats/token].
+    """Average min(loss, loss at initialisation) over learning rates, minus the least of these losses [nats/token].
 
     ``runs``: learning rate -> the run of one seed. The losses are held-out nll; that of a run that diverged is its loss
-    at initialisation. Wortsman et al. 2023 (2309.14322), whose rates are evenly
-    spaced in log; here they are those of the runs.
+    at initialisation. After Wortsman et al. 2023 (2309.14322), whose rates are evenly spaced in log; here the rates are
+    those of the runs.
     """
     losses = []
     for record in runs.values():
@@ -105,20 +105,20 @@ def by_seed(grid: RateGrid, label: str, warmup: int) -> dict[int, float]:
 
 
 def clipped(record: Record) -> float:
-    """Cuts the held-out nll after training at the unigram baseline; that of a run that diverged or is stuck is it."""
+    """Cut the held-out nll after training at the unigram baseline; a run that diverged or is stuck has the baseline."""
     end = math.inf if failed(record) else last_nll(record)
     return math.nan if math.isnan(end) else min(end, record.baseline)
 
 
 def on_common_scale(grid: RateGrid, labels: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Averages :func:`clipped` over the grid's cells for each label and seed, minus the least of it that any of
-    ``labels`` has at that seed; of seeds that have the whole grid of all labels."""
+    """Average :func:`clipped` over the grid's cells for each label and seed, minus the least value in a cell that any
+    of ``labels`` has at that seed. Only seeds with the whole grid of all labels are taken."""
     rows = by_warmup(grid, labels)
     return {label: {seed: float(np.mean([row[seed] for row in own])) for seed in own[0]} for label, own in rows.items()}
 
 
 def by_warmup(grid: RateGrid, labels: Sequence[str]) -> dict[str, list[dict[int, float]]]:
-    """The same for each of the grid's warm-ups, over its rates; the least is that of the whole grid."""
+    """Average as :func:`on_common_scale`, but over the rates at each warm-up; the least is that of the whole grid."""
     losses: dict[tuple[str, int], dict[Cell, float]] = {}
     for run in grid.runs.where(label=labels):
         losses.setdefault((run.label, run.seed), {})[cell(run)] = clipped(run)

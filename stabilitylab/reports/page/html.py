@@ -35,7 +35,7 @@ __all__ = ["Group", "PageSection", "anchor", "write"]
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
 SHOWN = 4  # descriptive effects of a claim that stand open
 UNTESTABLE: Outcome = "not testable"
-LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stand beside the page
+LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # linked if they stand beside the page
 
 
 # The page's scripts, in the order in which they need each other.
@@ -58,9 +58,9 @@ def write(
     view: Overview | None = None,
     live: float | None = None,
 ) -> Path:
-    """Write ``folder/index.html``; ``missing``: (id, title, why, command) of figures that could not be made;
-    ``failed``: (id, title, why) of what an error kept from being made; ``live``: seconds after which the page is
-    written again, so that it has only what a run that goes on can show."""
+    """Write ``folder/index.html``. ``missing``: (id, title, why, command) of figures that lack runs; ``failed``: (id,
+    title, why) of figures that an error stopped; ``live``: seconds after which the page is written again, so that it
+    has only what an unfinished run can show."""
     view = view or Overview()
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("stabilitylab.reports.page"),
@@ -117,7 +117,7 @@ def _ordered(runs: Runs, view: Overview) -> list[Record]:
 
 
 def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
-    """Sentences and time lines."""
+    """The sentences and time lines at the top of the page."""
     happened = [
         {"name": one.record.name, "events": [track(event, view.last) for event in one.events]}
         for one in view.told
@@ -150,13 +150,12 @@ def _plotly() -> Markup:
 
 
 def _json(facts: Any) -> Markup:
-    """As JSON in which no text can end its script element."""
+    """Write JSON in which no text can end the script element."""
     return Markup(json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def _fitting(sections: Sequence[PageSection]) -> Markup:
-    """The data of all plots as JSON; where many runs have many maps, with fewer columns each, so that the page stays
-    small."""
+    """The data of all plots as JSON; if they are large, the maps have fewer columns, so that the page stays small."""
     columns = COLUMNS
     while True:
         data = [(one.anchor, one.plots if columns == COLUMNS else one.pooled(columns)) for one in sections]
@@ -182,7 +181,7 @@ def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:
 
 
 def _effect(effect: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """With its words and mark; of conditions and limits what is not that of the first effect."""
+    """Add an effect's words and mark, and the conditions and limits in which it differs from the first effect."""
     said = [effect[key] if effect is first else differing(effect[key], first[key]) for key in ("conditions", "limits")]
     return {**effect, "text": interval(effect), "mark": mark(effect), "said": [words for words in said if words]}
 
@@ -238,7 +237,7 @@ def _empty(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _why(record: Record) -> str:
-    """The evidence of what stands beside it: of the verdict, or else of what was found to have come first."""
+    """The evidence of the verdict, or without a verdict that of the trouble that was found to come first."""
     if record.judged:
         return record.judged.reason
     found = trouble(record.found) if record.found else record.undiagnosed or record.lost

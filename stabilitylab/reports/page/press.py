@@ -23,7 +23,7 @@ WORKERS = 4  # processes that print
 
 
 def quietly(picture: Picture, folder: Path, name: str, title: str, source: str) -> None:
-    """Prints a figure; what matplotlib has to say of fonts and layouts is nothing that a user could act on."""
+    """Print a figure without matplotlib's warnings about fonts and layouts, which are of no use to a user."""
     from .. import paper  # here, as only a process that prints needs seaborn
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -32,13 +32,13 @@ def quietly(picture: Picture, folder: Path, name: str, title: str, source: str) 
 
 
 class Press:
-    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time. A figure
-    whose files stand and whose picture has not changed is not printed again.
+    """A printer of figures in other processes, while this one reads runs: matplotlib takes most of a report's time. A
+    figure whose files exist and whose picture has not changed is not printed again.
 
     This process prints what the others cannot: Python starts none for a program that is read from standard input, and
     the system may end one for want of memory.
 
-    A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
+    A context manager: after an error in it, or a Ctrl-C, figures that are not being printed yet are dropped.
     """
 
     def __init__(self, out: Path) -> None:
@@ -81,7 +81,7 @@ class Press:
             return lost
 
     def printed(self) -> tuple[list[PageSection], list[tuple[PageSection, Exception]]]:
-        """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
+        """Wait, and return the sections whose files are all written, and the others, which leave none, with the error.
 
         Raises OSError where the files cannot be written."""
         done, failed = [], []

@@ -155,14 +155,14 @@ def _origin(origin: Origin) -> dict[str, Any]:
 
 
 def packed(codes: np.ndarray) -> str:
-    """Codes row by row as differences modulo 2^16, low bytes before high bytes, deflated (zlib), in base 64."""
+    """Pack codes row by row: differences modulo 2^16, all low bytes before all high bytes, deflated, in base 64."""
     steps = np.diff(codes.ravel(), prepend=np.uint16(0)).astype("<u2")
     planes = steps.view(np.uint8).reshape(-1, 2).T
     return base64.b64encode(zlib.compress(np.ascontiguousarray(planes).tobytes(), 9)).decode()
 
 
 def numbers(values: Iterable[float] | Sequence[float]) -> list[float | int | None]:
-    """Writes numbers as JSON has them: five significant digits, whole ones as such, null for what is not finite."""
+    """Round numbers for JSON: five significant digits, whole numbers as integers, None for what is not finite."""
     return [_number(float(value)) for value in values]
 
 

@@ -41,18 +41,18 @@ class PageSection:
         return self.pooled(COLUMNS)
 
     def pooled(self, columns: int) -> str:
-        """The same with maps of at most so many columns."""
+        """The data of its plots as JSON, with maps of at most so many columns."""
         return json.dumps(screen.plots(self.picture, columns), separators=(",", ":"), allow_nan=False)
 
     def check(self) -> None:
-        """Raises now what would end the page later; what it takes is kept."""
+        """Raise now an error that would stop the page later; the data of the plots are kept."""
         "".join((self.picture.finding, *self.picture.notes))  # text
         self.plots  # noqa: B018
         described(self, (), LISTED)
 
 
 def anchor(id: str) -> str:
-    """``id`` as the name of a place on the page."""
+    """Return ``id`` as the name of a place on the page."""
     return "".join(letter if letter.isalnum() else f"-{ord(letter):x}-" if letter != ":" else "-" for letter in id)
 
 

@@ -12,12 +12,12 @@ from .. import style
 from ..collection import Record
 from ..run_grid import read
 
-WORTH_SAYING = 10.0  # times by which a stack's gradient falls; below that no run is in trouble for it
+WORTH_SAYING = 10.0  # factor by which a stack's gradient falls; a smaller one is no trouble for a run
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def heading(record: Record) -> str:
-    """``Post-LN 100L-100L``; the name of a run of one's own, as many such runs have one class of model."""
+    """Return ``Post-LN 100L-100L``; of a watched run its name, since many such runs have one class of model."""
     return record.name if record.kind == "watched" else f"{style.title(record.label)} {record.layers_text}".strip()
 
 
@@ -62,12 +62,13 @@ def _failure(record: Record, found: Diagnosis | None) -> str:
 
 
 def trouble(found: Diagnosis) -> str:
-    """The evidence of what came first, without what weighs it; "" where nothing was found."""
+    """The evidence of what came first, up to the first semicolon; "" if nothing was found."""
     return "; ".join(event.evidence.partition(";")[0].rstrip(".") for event in found.cause.together)
 
 
 def fall(record: Record) -> str:
-    """The stack whose gradient differs most between two layers at the first probed step, where that is worth saying."""
+    """The fall of the gradient in the stack where it differs most between two layers at the first probed step; "" if
+    it falls less than WORTH_SAYING times."""
     return record.remember("fall", lambda: _fall(record), keep=True)
 
 
@@ -91,7 +92,7 @@ def _fall(record: Record) -> str:
 
 
 def fold(times: float) -> str:
-    """``40`` or ``2×10⁸``."""
+    """Write a factor as ``40`` or ``2×10⁸``."""
     if times < 1000:
         return f"{times:.2g}"
     digits, _, power = f"{times:.0e}".partition("e")

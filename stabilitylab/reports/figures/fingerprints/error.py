@@ -9,7 +9,7 @@ from ...collection import Runs
 from ...measures.bisection import error_panels
 from ...measures.provenance import provenance
 
-MOST = 2  # runs that are held against the first
+MOST = 2  # runs that are compared with the first
 TABLE = "fingerprint"
 COMMAND = "stabilitylab probe --probes default,fingerprint"
 
