@@ -15,7 +15,7 @@ VANISHED = 1e-4  # share of the stack's largest gradient norm: a layer below it 
 
 
 def _state(record: Record) -> str:
-    """Says how the run stands, such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run,
+    """Write the state of a run, such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run,
     ``finished at step 90``."""
     status = record.status
     if verdict := record.judged:
@@ -30,14 +30,14 @@ SAID = ("vanishing_gradient", "non_finite", "divergence")  # kinds of first sign
 
 
 def finding(record: Record) -> str:
-    """Says the verdict, the first sign of trouble, the layer that breaks first, and the largest norm input."""
+    """Write the verdict, the first sign of trouble, the layer that breaks first, and the largest norm input."""
     inputs = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
     words = [_state(record), _first_sign(record), _first_break(record, inputs), _worst_input(record, inputs)]
     return "; ".join(word for word in words if word) + "."
 
 
 def _first_sign(record: Record) -> str:
-    """Names what ``diagnose`` puts first; "" if it found nothing, or what the other clauses say."""
+    """Name the first sign that ``diagnose`` found; "" if there is none, or if another clause describes it."""
     first = None if record.diagnosis is None else record.diagnosis.cause.first
     if first is None or first.kind in SAID:
         return ""
@@ -55,16 +55,15 @@ def _first_break(record: Record, inputs: LayerGrid | None) -> str:
 
 
 def _first_number(record: Record) -> Event | None:
-    """Finds what ``diagnose`` says of the first number that is not finite, if it has a place before the loss."""
+    """Find the event of ``diagnose`` for the first number that is not finite and has a place before the loss."""
     events = () if record.diagnosis is None else record.diagnosis.events
     lost = (event for event in events if event.kind == "non_finite" and event.place is not None)
     return next((event for event in lost if comes_before(event.phase, "loss")), None)
 
 
 def _lost_gradient(grid: LayerGrid, first: Event | None, inputs: LayerGrid | None) -> str:
-    """Finds where the gradient was lost: backpropagation carries what is not finite downwards, so the highest place
-    that has it is where it began. If all have it, it began before the backward pass: in the forward pass, or in the
-    loss."""
+    """Find where the gradient was lost. Backpropagation carries values that are not finite downwards, so they began at
+    the highest place that has them. If all places have them, they began in the forward pass or in the loss."""
     columns = np.flatnonzero(grid.lost.any(0))
     if not len(columns):
         return ""
@@ -83,8 +82,7 @@ def _lost_gradient(grid: LayerGrid, first: Event | None, inputs: LayerGrid | Non
 
 
 def _lost_input(grid: LayerGrid | None) -> str:
-    """Finds where an input was lost: the forward pass carries it upwards, so the lowest norm with such an input is
-    where it began."""
+    """Find the first norm with an input that is not finite: the forward pass carries it upwards, so the lowest."""
     if grid is None or not grid.lost.any():
         return ""
     columns = np.flatnonzero(grid.lost.any(0))

@@ -24,17 +24,17 @@ LETTER = 0.052  # inches that a letter of a legend or label takes
 NARROWEST = 0.3  # share of their width that axes keep beside names at line ends
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5, 1.6, 1, 1.6)}  # in line widths
-PLAIN = (1e-3, 1e5)  # numbers between which a tick is written out
-ROOM = 1.5  # times so much to both sides of a single point
-FEW = 1.6  # decades, up to which ticks stand at 1, 2 and 5
-APART = 0.075  # share of the axes' height between names at line ends, at least
-LONG = 15  # letters of a name at a line's end, from which it takes two rows
-MOVED, LEADER = 0.02, 8  # the same that a name has moved to get a leader, and points that the leader is wide
+PLAIN = (1e-3, 1e5)  # between these, the number at a tick is written out
+ROOM = 1.5  # factor from a single point to either end of its logarithmic axis
+FEW = 1.6  # decades; an axis of fewer has ticks at 1, 2 and 5
+APART = 0.075  # least distance of names at line ends, as a share of the axes' height
+LONG = 15  # letters; a longer name at a line's end may be broken into two rows
+MOVED, LEADER = 0.02, 8  # share of the height by which a name moves before it gets a leader; points of its width
 KEY, KEY_LETTER, KEY_SWATCH = 5.8, 0.046, 0.34  # points of a panel's key; inches that a letter and a swatch of it take
 
 
 def look(one: Series) -> dict[str, Any]:
-    """Colour, dash and marker of a line in print, and what is inside of the marker in a legend."""
+    """Return colour, dash and marker of a line in print, and the colour inside its marker."""
     own = style.style(one.arch or one.label)
     face = one.colour or own.face
     shown = face if (one.counts >= LEAST_SEEDS).any() else HOLLOW
@@ -57,7 +57,7 @@ def _edge(found: dict[str, Any], face: str) -> dict[str, Any]:
 
 
 def draw_lines(axes: Axes, panel: Panel) -> None:
-    """Draws a panel without map: its axes' scales, then what stands on them, then ticks and names."""
+    """Draw a panel without a map: the scales of its axes, then lines and marks, then ticks and names."""
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
@@ -85,7 +85,7 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 
 
 def _draw(axes: Axes, own: list[Series]) -> None:
-    """Draws lines, their bands, and marks: hollow where few seeds stand behind a point."""
+    """Draw lines, their bands and their marks; a mark is hollow if few seeds are behind its point."""
     looks = [look(one) for one in own]
     thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}
     for faint in (True, False):
@@ -106,7 +106,7 @@ def _draw(axes: Axes, own: list[Series]) -> None:
 
 
 def _stretches(one: Series, found: dict[str, Any]) -> pd.DataFrame:
-    """Lists the points of a line; what is not finite ends a stretch, so that no line leads over it."""
+    """List the points of a line in stretches: a point that is not finite ends a stretch, so that it leaves a gap."""
     if one.kind != "line":
         return pd.DataFrame()
     data = pd.DataFrame({"x": np.asarray(one.x, float), "y": np.asarray(one.y, float)})
@@ -136,8 +136,8 @@ def _marks(axes: Axes, one: Series, found: dict[str, Any]) -> None:
 
 
 def _details(axes: Axes, panel: Panel) -> None:
-    """Says what the dashes of this panel mean, where labels alone do not say it: between the title and the axes, where
-    it covers no line."""
+    """Add a key to the dashes of this panel, if its lines have several. It is between the title and the axes, where it
+    covers no line."""
     meant = {one.detail: look(one)["dash"] for one in panel.series if one.detail and not one.faint}
     if len(meant) < 2 or panel.direct:
         return
@@ -155,7 +155,7 @@ def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
     words = {"textcoords": "offset points", "color": INK, "fontsize": 6}
     if vertical:
         axes.axvline(value, **look)
-        right = _across(axes, value) > 0.6  # of the axes: the words stand on the other side, and do not leave them
+        right = _across(axes, value) > 0.6  # then the words are on the left of the line, so that they stay in the axes
         side = {"xytext": (-2, -7), "ha": "right"} if right else {"xytext": (2, -7)}
         axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), **side, **words)
     else:
@@ -170,7 +170,7 @@ def _across(axes: Axes, x: float) -> float:
 
 
 def plain(value: float, _: object = None) -> str:
-    """Writes a tick: 0.6, 200, and powers of ten where those would be long."""
+    """Write the number at a tick: 0.6, 200, or a power of ten if that would be long."""
     if value == 0 or PLAIN[0] <= abs(value) < PLAIN[1]:
         return f"{value:.10g}"
     digits, _, power = f"{value:.0e}".partition("e")
@@ -183,7 +183,7 @@ def _ticks(axes: Axes, panel: Panel) -> None:
         _plainly(axes.yaxis, *axes.get_ylim())
     if panel.ticks:
         low, high = axes.get_xlim()
-        if panel.log_x and high < 1.01 * low:  # one point: a logarithmic axis leaves it no room
+        if panel.log_x and high < 1.01 * low:  # of a single point, for which a logarithmic axis leaves no room
             axes.set_xlim(low / ROOM, high * ROOM)
         axes.set_xticks(list(panel.ticks), _apart(axes, panel))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -195,8 +195,8 @@ def _ticks(axes: Axes, panel: Panel) -> None:
 
 
 def _apart(axes: Axes, panel: Panel) -> list[str]:
-    """Writes the last tick and those beside which there is room, from the left; the others stay marks. Names at line
-    ends will take their part of the axes' width."""
+    """Write the last tick and, from the left, the ticks that have room; the others stay marks without a number. The
+    room is that which names at line ends will leave."""
     level = 0.0 if axes.get_yscale() == "linear" else 1.0
     places = axes.transData.transform([(tick, level) for tick in panel.ticks])[:, 0]
     named = [row for name, _ in _named(axes, panel) for row in name.split("\n")] if panel.direct else []
@@ -213,8 +213,8 @@ def _apart(axes: Axes, panel: Panel) -> list[str]:
 
 
 def decades(low: float, high: float) -> Locator:
-    """Places the ticks of a logarithmic axis: powers of ten, and where there are few of them 2 and 5 times those, or
-    round numbers within one."""
+    """Place the ticks of a logarithmic axis: at powers of ten; on an axis of less than FEW decades also at 2 and 5
+    times those; on a shorter one at round numbers."""
     span = math.log10(high / low) if 0 < low < high else math.inf
     if span < 0.6:
         return MaxNLocator(nbins=5)
@@ -228,8 +228,8 @@ def _plainly(axis: Any, low: float, high: float) -> None:
 
 
 def _named(axes: Axes, panel: Panel) -> list[tuple[str, Series]]:
-    """Lists the lines that get a name at their ends; names that would take half of the axes have two rows, where there
-    is room for these."""
+    """List the lines that get a name at their ends. If a name would take half of the axes, long names are broken into
+    two rows, if there is room for these."""
     named = [one for one in panel.series if one.kind == "line" and one.label and not one.faint]
     shared = Counter(one.label for one in named)
     names = [one.name if shared[one.label] > 1 else one.label for one in named]
@@ -246,12 +246,12 @@ def _in_rows(name: str) -> str:
 
 
 def _width(axes: Axes) -> float:
-    """Inches across, before the layout takes some for what stands beside the axes."""
+    """Return the width in inches, before the layout takes some for names beside the axes."""
     return axes.get_position().width * axes.figure.get_figwidth()  # pyright: ignore
 
 
 def name_ends(axes: Axes, panel: Panel, size: float = 6) -> None:
-    """Writes the name of each line beside its last point, in its colour: its label, and its detail where several lines
+    """Write each line's name beside its last point, in the line's colour: its label, with its detail if several lines
     have that label. Names that would overlap move apart, and a thin line leads from the end to a name that moved."""
     axes.get_ylim()  # settles the limits, by which places are computed
     ends: dict[str, tuple[float, str]] = {}
@@ -272,8 +272,8 @@ def name_ends(axes: Axes, panel: Panel, size: float = 6) -> None:
 
 
 def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Moves places between 0 and 1 apart until none of what stands there, of these sizes, covers another: each cluster
-    about its mean, in their order, and inside as far as it fits."""
+    """Move things of these sizes at places between 0 and 1 apart until none covers another. Their order stays; each
+    cluster is centred on its mean, and kept between 0 and 1 as far as it fits."""
     order = sorted(range(len(places)), key=places.__getitem__)
     clusters: list[list[int]] = []
 

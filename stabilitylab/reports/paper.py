@@ -61,7 +61,7 @@ def write(picture: Picture, folder: Path, name: str, title: str = "", source: st
 
 
 def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes under a hidden name first, so that nobody sees a part of it."""
+    """Write a file under a hidden name first, so that nobody sees a part of it."""
     part = path.with_name(f".{path.name}.tmp")
     try:
         write(part)
@@ -71,8 +71,8 @@ def _put(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _table(picture: Picture, part: Path) -> None:
-    """Writes the CSV by Arrow, as pandas takes ten times as long for the maps of a long run, and piece by piece, as
-    those of a large one have a million rows."""
+    """Write the CSV by Arrow, since pandas takes ten times as long for the maps of a long run, and piece by piece,
+    since the maps of a large run have a million rows."""
     types = pa.Schema.from_pandas(picture.head(1), preserve_index=False)
     with csv.CSVWriter(part, types) as writer:
         for piece in picture.pieces():
@@ -80,15 +80,14 @@ def _table(picture: Picture, part: Path) -> None:
 
 
 def _print(drawn: Figure, kind: str, part: Path) -> None:
-    """Prints a figure whose layout stands. ``Figure.savefig`` would draw it a second time beforehand, for layouts that
-    need it."""
+    """Print a figure whose layout is settled. ``Figure.savefig`` would draw it once more to compute the layout."""
     drawn.set_dpi(matplotlib.rcParams["savefig.dpi"])  # the last canvas may have left its own: maps are images in a PDF
     canvas = _CANVASES[kind](drawn)
     getattr(canvas, f"print_{kind}")(part, metadata=_dateless(kind))
 
 
 def _dateless(kind: str) -> dict[str, Any]:
-    """Leaves the date out, so that equal runs give equal files."""
+    """Return metadata that leave the date out, so that equal runs give equal files."""
     return {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
 
 
@@ -139,15 +138,15 @@ def _grid(drawn: Figure, picture: Picture, columns: int, heights: list[float]) -
 
 
 def _last_row(picture: Picture, columns: int) -> int:
-    """Counts the places of the last row: lines share the width where they fill half of it, so that no cell is empty.
-    Maps, and the rest of many panels, stay as wide as those above."""
+    """Count the places of the last row. If it is at least half full, its panels of lines share the whole width. Maps,
+    and panels in a row less than half full, stay as wide as those above."""
     rest = len(picture.panels) % columns
     lines = all(panel.map is None for panel in picture.panels[len(picture.panels) - rest :])
     return rest if rest and 2 * rest >= columns and lines else columns
 
 
 def _columns(picture: Picture, width: float) -> int:
-    """Counts panels a row: as many as the picture asks for, and more where it would not fit a page."""
+    """Count the panels of a row: as many as the picture asks for, or more if it would not fit a page."""
     panels = len(picture.panels)
     if width <= COLUMN:
         return 1
@@ -155,7 +154,7 @@ def _columns(picture: Picture, width: float) -> int:
 
 
 def _frame(axes: Axes, panel: Panel, letter: str, across: int, upwards: int) -> None:
-    """Writes title and labels, in lines of so many letters."""
+    """Write title and axis labels, in lines of at most ``across`` and ``upwards`` letters."""
     axes.set_title(textwrap.fill(letter + panel.title, across))
     axes.set_xlabel(panel.x)
     axes.set_ylabel(textwrap.fill(panel.y, upwards))
@@ -173,7 +172,7 @@ def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]], letters: int) -> Non
 
 
 def _height(panel: Panel) -> float:
-    """Estimates the inches that a panel needs: its named rows are read one by one."""
+    """Estimate the height of a panel in inches: each named row of a map needs room for its name."""
     return HEIGHT if panel.map is None else max(HEIGHT, ROW * len(panel.map.y_names) + 0.75)
 
 
@@ -194,6 +193,6 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
 
 
 def _better(entry: Any, found: dict[str, Any]) -> bool:
-    """Says whether a legend should have this look: it has none yet, or one without the marker by which grey print
-    tells."""
+    """Return True if a legend should take this look: it has none yet, or one without a marker, which grey print
+    needs."""
     return entry is None or (entry.get_marker() == "none" and found["marker"] != "none")

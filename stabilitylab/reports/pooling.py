@@ -1,5 +1,4 @@
-"""Fits long runs into a picture: maps of at most so many columns and lines of so many points, in which no spike is
-lost."""
+"""Reduction of long runs to a picture: maps with few columns and lines with few points, in which no spike is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ COLUMNS = 600
 
 
 def findings(values: np.ndarray, absent: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
-    """Marks cell by cell: 0 for a number like any other, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf).
+    """Mark each cell: 0 for an ordinary number, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf).
 
     A cell that is ``missing`` has no mark and no number: 0, and NaN in ``values``."""
     found = np.where(values == 0, ZERO, 0)
@@ -23,17 +22,17 @@ def findings(values: np.ndarray, absent: np.ndarray, missing: np.ndarray | None 
 
 
 def group_starts(count: int, groups: int) -> np.ndarray:
-    """Says where each of at most ``groups`` groups of neighbours begins, all of about one size."""
+    """Return the starts of at most ``groups`` groups of neighbours, all of about one size."""
     return np.unique(np.linspace(0, count, min(count, groups), endpoint=False).astype(int))
 
 
 def pool(
     x: np.ndarray, values: np.ndarray, finding: np.ndarray, columns: int = COLUMNS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pools ``values`` and ``finding`` (rows, n) at places ``x`` (n,) in at most ``columns`` groups of neighbours.
+    """Pool ``values`` and ``finding`` (rows, n) at places ``x`` (n,) in at most ``columns`` groups of neighbours.
 
-    A group shows its first place and its largest number; one that is not finite in it wins over any number, and zero
-    or absent show only where nothing else is in it. A group of cells that do not exist is such a cell.
+    A group shows its first place and its largest number. A number in it that is not finite wins over any other; zero
+    or absent show only if the group has no ordinary number. A group of missing cells is a missing cell.
     """
     if len(x) <= columns:
         return x, values, finding
@@ -49,8 +48,7 @@ def pool(
 
 
 def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """Picks the points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the
-    line."""
+    """Pick points that draw a line as all its points would; a value that is not finite becomes NaN, a gap."""
     y = np.where(np.isfinite(y), y, np.nan)
     if len(x) <= 5 * columns:
         return x, y
@@ -59,8 +57,8 @@ def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarr
 
 
 def telling(y: np.ndarray, low: np.ndarray, high: np.ndarray, groups: int) -> np.ndarray:
-    """Finds places of each group's first and last point, first gap, lowest ``low`` and highest ``high``: no spike is
-    lost."""
+    """Return the indices of each group's first and last point, first gap, lowest ``low`` and highest ``high``, so that
+    no spike is lost."""
     kept: set[int] = set()
     borders = [*group_starts(len(y), groups).tolist(), len(y)]
     for start, end in itertools.pairwise(borders):

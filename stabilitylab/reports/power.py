@@ -195,8 +195,8 @@ def _logs(region: Region) -> Region:
 
 
 def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
-    """Counts seeds of the claim's sweep that all of these architectures have, as far as they are in it; of all,
-    without."""
+    """Count the seeds of the claim's sweep that all of those ``labels`` have that are in the sweep; if none is, count
+    all seeds of the sweep."""
     by_label: dict[str, set[int]] = {}
     for one in experiments(entry.sweep):
         by_label.setdefault(label(one.config.model), set()).add(one.config.train.seed)
@@ -205,8 +205,8 @@ def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
 
 
 def from_runs(runs: Runs) -> dict[str, Pilot]:
-    """Measures each claim's primary effect on all runs that have ended, pilots included; none where it cannot be
-    measured."""
+    """Measure each claim's primary effect on all runs that have ended, pilots included; claims that cannot be measured
+    are left out."""
     ended = runs.where(lambda run: run.ended)
     found = {}
     for id in sorted(CLAIMS):
@@ -231,9 +231,9 @@ def _pilot(first: Effect | Share) -> Pilot | None:
 
 
 def from_ledger(path: Path) -> dict[str, Pilot]:
-    """Reads the same from a ``claims.csv``, which has each effect's numbers by seed.
+    """Read each claim's primary effect from a ``claims.csv``, which has its numbers by seed.
 
-    Raises InputError where it is none, or one without primary effects.
+    Raises InputError if the file is no such table, or has no primary effects.
     """
     try:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")

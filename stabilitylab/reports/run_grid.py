@@ -14,9 +14,8 @@ from .collection import Record
 
 @dataclass(frozen=True)
 class LayerGrid:
-    """Holds a column of a probe's table: ``values``, ``absent`` and ``missing`` (places, steps), what the places are
-    called, and the stack and layer of each; outside of all layers only where the model has none. ``missing``: there is
-    no such cell."""
+    """A column of a probe's table: ``values``, ``absent`` and ``missing`` (places, steps), and name, stack and layer of
+    each place. Places outside of layers are left out, unless the table has no others. ``missing``: no such cell."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -33,12 +32,12 @@ class LayerGrid:
 
     @property
     def outputs(self) -> bool:
-        """Says whether these are a few numbers of whole stacks, one each: lines rather than maps of a single row."""
+        """Return True if each row is that of a whole stack, so that lines are drawn rather than maps of one row."""
         return not self.layers.any() and len({*self.stacks.tolist()}) == len(self.stacks) and len(self.steps) > 1
 
     @property
     def label(self) -> str:
-        """Names its axis, such as ``entropy [nats]``."""
+        """The name of the column's axis, such as ``entropy [nats]``."""
         column = self.column.replace("_", " ")
         return f"{column} [{self.unit}]" if self.column != "value" and self.unit else self.unit or column
 
@@ -48,8 +47,8 @@ class LayerGrid:
 
 
 def read(record: Record, table: str, *, by_layer: bool = True, column: str = "") -> LayerGrid | None:
-    """Reads a column of a table, its main one if unnamed; ``by_layer`` combines the rows of a layer, where they
-    combine; None: nothing recorded yet."""
+    """Read a column of a table, by default its main one; None if nothing is recorded yet. ``by_layer``: combine the
+    rows of a layer, if the table says how."""
     definition = record.run.table(table)
     column = column or definition.main
     layered = any(row.layer > 0 for row in definition.rows)
@@ -77,7 +76,7 @@ def _name(row: Row) -> str:
 
 
 def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads steps and values where it was measured; a NaN among them was."""
+    """Read the steps at which a metric was measured, and its values; a NaN among them is a measured NaN."""
     whole = record.columns()
     if column not in whole.column_names:
         return np.empty(0, int), np.empty(0)

@@ -1,4 +1,4 @@
-"""Makes the stability table: how the runs of each architecture ended at each depth, counted over seeds."""
+"""The stability table: how the runs of each architecture ended at each depth, counted over seeds."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def layers_in_all(record: Record) -> int:
 
 
 def nll_gap(record: Record) -> float:
-    """Subtracts the unigram baseline's held-out cross-entropy from that after training [nats/token]; NaN for a run that
-    diverged."""
+    """Return the held-out cross-entropy after training minus that of the unigram baseline [nats/token]; NaN for a run
+    that diverged or has no verdict."""
     found = record.judged
     return math.nan if found is None or found.state == "diverged" else found.nll_gap
 
 
 def stability_table(runs: Runs) -> pd.DataFrame:
-    """Makes one row for each architecture and depth (both stacks together) of the training runs that have ended.
+    """Make one row for each architecture and depth (both stacks together) of the training runs that have ended.
 
     ``seeds`` counts the runs, one a seed; ``trained``, ``learning``, ``descending``, ``stuck``, ``diverged`` and
     ``cannot_tell`` say how many of them ended so. ``nll_gap`` is the mean over seeds of the held-out cross-entropy
     minus the unigram baseline's [nats/token], ``low`` and ``high`` its range, all without the runs that diverged: NaN
-    where every one did. Of several runs of one seed the last by name counts; runs with other settings are told apart
-    by :func:`table_groups`.
+    if every one did. Of several runs of one seed the last by name counts; :func:`table_groups` separates runs with
+    other settings.
     """
     import pandas as pd  # here, as whoever lists the table's runs reads this module too
 
@@ -61,7 +61,7 @@ def stability_table(runs: Runs) -> pd.DataFrame:
 
 
 def table_groups(runs: Runs) -> list[Runs]:
-    """Groups ended training runs that differ in nothing but architecture, depth and seed, with most cells first.
+    """Group ended training runs that differ only in architecture, depth and seed; the group with most cells first.
 
     Encoder and decoder are equally deep, or one is absent. An architecture whose paper insists on a setting (T-Fixup:
     no warm-up) stands beside the others with that setting.
@@ -76,8 +76,7 @@ def table_groups(runs: Runs) -> list[Runs]:
 
 
 def own_recipes(group: Runs) -> dict[str, str]:
-    """Finds labels of ``group`` that stand there with a recipe of their own, and what it sets, such as train.warmup =
-    0."""
+    """Map each label of ``group`` that has a recipe of its own to the settings of that, such as train.warmup = 0."""
     found = {}
     for label in group.labels:
         recipe = _own_recipe(group.where(label=label)[0])
@@ -88,26 +87,26 @@ def own_recipes(group: Runs) -> dict[str, str]:
 
 
 def recipe_notes(group: Runs) -> list[str]:
-    """Writes a note on each of them."""
+    """Write a note on each label of ``group`` that has a recipe of its own."""
     what = "with the recipe that its paper insists on"
     return [f"{style.title(label)} {what}: {recipe}." for label, recipe in own_recipes(group).items()]
 
 
 def _own_recipe(record: Record) -> dict[str, Any]:
-    """Reads what the paper of its architecture insists on, where the run did so."""
+    """Return the settings on which the paper of the run's architecture insists, if the run has them all; else {}."""
     recipe = dict(flat(recipe_of(str(record.settings.get("model.arch", "")))))
     return recipe if all(record.settings.get(key) == value for key, value in recipe.items()) else {}
 
 
 def _fits(record: Record, other: Record) -> bool:
-    """True if the runs differ only in architecture, depth, seed and the recipe of ``record``'s architecture."""
+    """Return True if the runs differ only in architecture, depth, seed and the recipe of ``record``'s architecture."""
     open_ = {*FREE, *LAYERS, *_own_recipe(record)}
     keys = (record.settings.keys() | other.settings.keys()) - open_
     return all(record.settings.get(key) == other.settings.get(key) for key in keys)
 
 
 def cell(row: Row) -> str:
-    """Writes how a cell of the table reads: the mean nll_gap, and what not all seeds did well."""
+    """Write a cell of the table: the mean nll_gap, and how many seeds ended in another state than trained."""
     n = int(row["seeds"])
     value = "" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}"
     for state in ("stuck", "diverged"):
@@ -119,8 +118,8 @@ def cell(row: Row) -> str:
 
 
 def brief(row: Row, value: str = "") -> str:
-    """Writes the same in a few letters, for a cell of a picture: the value in parentheses where seeds are not yet
-    trained, and how many failed. ``value`` stands in for the nll_gap."""
+    """Write a cell of a picture in a few letters: the value, in parentheses if some seeds are neither trained nor
+    failed, and how many failed. ``value`` replaces the nll_gap."""
     n, lost = int(row["seeds"]), int(row["stuck"] + row["diverged"])
     value = value or ("" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}")
     shown = f"({value})" if value and int(row["trained"]) + lost < n else value
@@ -131,8 +130,8 @@ def brief(row: Row, value: str = "") -> str:
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:
-    """Lays the table out as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without
-    runs."""
+    """Arrange the table as it is printed: a row for each architecture, a column for each depth, each cell as
+    :func:`cell`; "" without runs."""
     import pandas as pd
 
     texts = {(row["arch"], row["depth"]): cell(row) for row in table.to_dict("records")}

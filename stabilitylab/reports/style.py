@@ -1,4 +1,4 @@
-"""Gives each architecture one fixed colour, marker and dash, everywhere: on paper, on the page, in grey."""
+"""One fixed colour, marker and dash for each architecture, everywhere: on paper, on the page, in grey."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["PARTS", "of_amounts", "title"]
 
 INK, GREY = "#222222", "#7f7f7f"
 # Okabe and Ito's colour-blind safe palette is given to the six architectures of the papers, with a marker each, so that
-# grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or
-# in marker, and within a family in both. These are left for what says nothing about its look:
+# grey print tells them apart. Nineteen such colours do not exist: the other architectures differ from each other and
+# from these in colour or in marker, and within a family in both. These are left for labels without a look:
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
-# Of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9, dark=.12,
-# light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
+# Colours of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9,
+# dark=.12, light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
 PARTS = ("#171c3d", "#492869", "#833477", "#b14c6c", "#c3745d", "#bea162")
 AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # greys for the values of one setting
 PALER = 0.55  # share of white in the markers of controls; hollow markers mean few seeds
@@ -46,7 +46,7 @@ class Style:
 
 
 def looks() -> dict[str, tuple[str, str]]:
-    """Maps each architecture that has its own to colour and marker, in the order of tables and legends."""
+    """Map each architecture that has a look to its colour and marker, in the order of tables and legends."""
     return {said.name: said.look for said in notes().values() if said.look}
 
 
@@ -58,7 +58,7 @@ def family(label: str) -> str:
 
 
 def style(label: str) -> Style:
-    """Returns the look of a label; one that no table knows gets a spare one, the same in every figure and process."""
+    """Return the look of a label. A label without a look gets a spare one, the same in every figure and process."""
     arch = family(label)
     own = said.look if (said := note(arch)) else None
     known = own is not None

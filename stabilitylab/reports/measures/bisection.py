@@ -14,8 +14,8 @@ FED = "#31688e"  # no colour of an architecture
 
 
 def error_panels(found: Bisection, pair: str = "") -> Iterator[Panel]:
-    """Yield a panel for each pass: the error at each place over its depth, the limit times
-    the control, and the error of a module that is fed, if modules were. ``pair``: the names of both, for the title."""
+    """Yield a panel for each pass: the error at each place over its depth, the limit times the control, and the error
+    of a module that is fed, if modules were. ``pair``: the names of both implementations, for the title."""
     depth, axis = _depths([place for place in found.places if place.phase == "forward"])
     limit = f"{found.limit:g} times the control"
     for phase, title in PASSES.items():

@@ -1,4 +1,4 @@
-"""Draws a line a label: numbers of each of its runs, over seeds. What most figures are made of."""
+"""Lines of which most figures are made: one for each label, over the seeds of its runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def by_label(
     group: Runs, points: Callable[[Record], Mapping[float, float]], *, log: bool = False,
     dash: Callable[[str], str] = lambda label: "",
 ) -> list[Series]:  # fmt: skip
-    """Draws, for each label that has any, the mean over seeds of ``points`` of its runs, place -> value; ``log``: the
-    geometric mean; ``dash`` of a label, where it is not the architecture's."""
+    """Draw a line for each label: the mean over its seeds of ``points`` of a run, place -> value. ``log``: take the
+    geometric mean; ``dash``: return the dash of a label, "" for the architecture's."""
     lines = []
     for label in group.labels:
         spread = Spread(log=log)

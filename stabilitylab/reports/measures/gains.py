@@ -1,5 +1,4 @@
-"""Tells Post-LN as DeepNet defines it, Xavier gain 1 for every matrix, from fairseq's, whose q, k and v are drawn
-smaller."""
+"""The two kinds of Post-LN: DeepNet's, with Xavier gain 1 for every matrix, and fairseq's, with smaller q, k and v."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ def by_gain(measure: Callable[[Runs, str], Sequence[Effect | Share]]) -> Callabl
 
 
 def of_gain_one(labels: Sequence[str], label: str) -> str:
-    """Returns ``label`` with DeepNet's gain where there are such runs, else as it is."""
+    """Return ``label`` with DeepNet's gain if ``labels`` have it, else ``label`` itself."""
     return label + OWN if label + OWN in labels else label
 
 
 def beside(labels: Sequence[str], label: str) -> bool:
-    """True if ``labels`` also hold this Post-LN with DeepNet's gain of 1, beside fairseq's gain."""
+    """Return True if ``labels`` also hold this Post-LN with DeepNet's gain of 1, beside fairseq's gain."""
     return of_gain_one(labels, label) != label
 
 
@@ -57,6 +56,6 @@ def dash(labels: Sequence[str], label: str) -> str:
 
 
 def shown_dash(labels: Sequence[str], label: str) -> str:
-    """Gives DeepNet's own Post-LN a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
+    """Return the dash of a Post-LN: "solid" for DeepNet's, "dashed" for fairseq's beside it; "" for other labels."""
     postln = style.family(label) in ("postln", "postln-init")
     return dash(labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""

@@ -1,4 +1,4 @@
-"""Draws how runs ended, at the places of one axis: a line through those that learned, crosses where others failed."""
+"""Lines and crosses that show how runs ended along one axis: a line of those that learned, crosses for the rest."""
 
 from __future__ import annotations
 
@@ -44,20 +44,19 @@ def outcomes(
 
 
 def mark(diverged: int, stuck: int, n: int) -> int:
-    """Marks a cell of ``n`` runs DIVERGED or STUCK, whichever is more frequent, where more than half are; else 0."""
+    """Mark a cell of ``n`` runs DIVERGED or STUCK, whichever is more frequent, if more than half failed; else 0."""
     if 2 * (diverged + stuck) <= n:
         return 0
     return DIVERGED if diverged >= stuck else STUCK
 
 
 def worst(runs: Runs, values: Mapping[str, float]) -> float:
-    """Finds the largest value of the runs that did not diverge; the unigram baseline's cross-entropy where all did."""
+    """Return the largest value of the runs that did not diverge; the unigram baseline's cross-entropy if all did."""
     known = [values[run.name] for run in runs if run.verdict != "diverged" and math.isfinite(values[run.name])]
     return max(known, default=unigram(runs))
 
 
 def unigram(runs: Runs) -> float:
-    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing; 1 where none is
-    recorded."""
+    """Read the cross-entropy of the unigram baseline, the loss of runs that learned nothing; 1 if none is recorded."""
     known = (float(run.run.manifest.get("unigram", {}).get("cross_entropy", math.nan)) for run in runs)
     return next((value for value in known if math.isfinite(value)), 1.0)

@@ -1,4 +1,4 @@
-"""Says in a few words what the runs of a figure are: the first half of its small print."""
+"""A short description of the runs of a figure: the first half of its small print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..collection import Record, Runs
 
 
 def provenance(group: Runs) -> str:
-    """Writes ``18L-18L, 64 wide, text data, 6,000 updates, T 4 % of them``; what differs between runs as a span."""
+    """Write ``18L-18L, 64 wide, text data, 6,000 updates, T 4 % of them``; a setting in which runs differ as a span."""
     words = [
         _one({run.layers_text for run in group}, "depths"),
         _one({f"{run.width} wide" for run in group if run.width}, "widths"),
@@ -34,7 +34,7 @@ def _updates(group: Runs) -> str:
 
 
 def _ramps(group: Runs) -> str:
-    """Writes T as a share of the run, of architectures that ramp."""
+    """Write T as a share of the run, for architectures with a ramp."""
     shares = sorted({100 * run.ramp / run.updates for run in group if run.ramp and run.updates})
     if not shares or group[0].kind == "onestep":
         return ""

@@ -18,9 +18,9 @@ from . import html
 from .overview import Overview
 from .sections import PageSection
 
-QUIET = 60.0  # seconds without a run that goes on, after which none is expected: a sweep pauses between two runs
+QUIET = 60.0  # seconds without an unfinished run, after which none is expected: a sweep pauses between two runs
 SHARE = (
-    4  # the page rests so many times as long as it took: beside training on the same cores it may cost a fifth of one
+    4  # the pause is so many times the time that a page took: beside training it may cost a fifth of one core
 )
 
 
@@ -58,8 +58,8 @@ def watch(
 
 @dataclass
 class LastPage:
-    """The runs of the last page, and the part of the page of each, so that only what has changed is made again.
-    ``places``: a regular expression of the places whose histograms each part draws; "": of those that moved most."""
+    """The runs of the last page, and each run's part of the page, so that only parts that have changed are made again.
+    ``places``: a regular expression of the places whose histograms each part draws; "": the places that moved most."""
 
     places: str = ""
     runs: Runs = field(default_factory=lambda: Runs(()))
@@ -82,8 +82,8 @@ class LastPage:
 def write(
     folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = (), seen: LastPage | None = None
 ) -> tuple[Path, int]:
-    """Write one page about what the runs have recorded so far, and return how many of them go on. ``seen``: what the
-    last page was made of; only what has changed since is read and drawn again."""
+    """Write one page about the records of the runs so far, and return how many runs are unfinished. ``seen``: the last
+    page; only what has changed since is read and drawn again."""
     seen = seen or LastPage()
     runs, broken = load(*folders, known=seen.runs)
     (sections, view, failed), runs = spared(runs, broken, lambda left: _made(left, diagnosed, seen))
@@ -104,7 +104,7 @@ def write(
 
 
 def _made(runs: Runs, diagnosed: Sequence[str], seen: LastPage) -> tuple[list[PageSection], Overview, list[Failed]]:
-    """The runs' parts of the page, its top, and what an error kept from being made of either."""
+    """Make the runs' parts of the page and its top; list the parts that an error stopped."""
     chosen = shown(runs, diagnosed)
     sections, failed = [], []
     for record in chosen:

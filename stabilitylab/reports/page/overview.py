@@ -21,11 +21,11 @@ from ..pooling import thin
 from ..run_grid import first_metric
 from .sentences import heading, sentence
 
-TOLD = 12  # runs that have a sentence; the table has all
-COMPARED = 3  # of at most so many runs each two are compared beforehand
-MOST = 8  # runs that are shown where none are chosen
-POINTS = 60  # groups of a curve's points; five are kept of each
-START = "grad_norm"  # the probe that colours the layers first, where it was recorded
+TOLD = 12  # runs that have a sentence; the table has all runs
+COMPARED = 3  # up to so many runs, every two are compared beforehand
+MOST = 8  # runs that are shown if none are chosen
+POINTS = 60  # groups of a curve's points; five points of each are kept
+START = "grad_norm"  # the probe that colours the layers first, if it was recorded
 CURVES = (
     ("Held-out loss", "cross-entropy [nats/token]", ("held_out_nll",), False),
     ("Training loss", "cross-entropy [nats/token]", ("nll", "loss"), False),
@@ -35,7 +35,7 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Told:
-    """One run: its sentence, what happened in it, what to do about what came first, and if its cause is unknown."""
+    """A run's sentence, its events, the events that came first, remedies for these, and words on an unknown cause."""
 
     record: Record
     sentence: str
@@ -47,8 +47,9 @@ class Told:
 
 @dataclass(frozen=True)
 class Overview:
-    """``told``: those that most need a look first; ``pairs``: where two of them part; ``settings``: by run, those in
-    which runs differ; ``start``: the step at which the page opens, None for the last."""
+    """The top of the page. ``told``: runs, those that most need a look first; ``pairs``: where two runs part;
+    ``settings``: by run, the settings in which runs differ; ``start``: the step at which the page opens, None for the
+    last."""
 
     told: Sequence[Told] = ()
     curves: Picture | None = None
@@ -58,18 +59,18 @@ class Overview:
     untold: int = 0  # runs that have no sentence
     order: Sequence[str] = ()  # the names of all runs, those that most need a look first
     labels: dict[str, str] = field(default_factory=dict)  # run -> the title of its architecture
-    by_run: bool = False  # runs are told apart by colour, as several have one architecture
+    by_run: bool = False  # each run has its own colour, since several runs have one architecture
 
     @property
     def last(self) -> int:
-        """The last step of any run that is told of."""
+        """The last step of any run that has a sentence."""
         steps = [one.record.status.step for one in self.told]
         steps += [event.until or event.step for one in self.told for event in one.events]
         return max([1, *steps])
 
 
 def overview(runs: Runs, first: Sequence[Record]) -> Overview:
-    """``first``: the runs that most need a look, in that order."""
+    """Make the top of the page. ``first``: the runs that most need a look, in that order."""
     order = [*first, *(record for record in runs if not any(record is one for one in first))]
     told = [_told(record) for record in order[:TOLD]]
     events = [event for one in told[:1] for event in one.events if event.severity != "note"]
@@ -89,7 +90,7 @@ def overview(runs: Runs, first: Sequence[Record]) -> Overview:
 
 
 def repeated(runs: Runs) -> bool:
-    """True if two runs that were trained have one architecture, so that its colour does not tell them apart."""
+    """Return True if two trained runs have one architecture, so that its colour does not tell them apart."""
     counts = Counter(record.label for record in runs if record.kind != "onestep")
     return max(counts.values(), default=0) > 1
 
@@ -104,8 +105,9 @@ def _told(record: Record) -> Told:
 
 
 def curves(runs: Runs) -> Picture | None:
-    """Loss and gradient norm against the step, one line a run: in the colours of architectures, or, where several
-    runs have one, in colours that the page gives to the runs that it shows. A number that is not finite is a gap."""
+    """Draw loss and gradient norm against the step, one line a run. The colours are those of architectures; if several
+    runs have one architecture, the page gives a colour to each run that it shows. A value that is not finite is a
+    gap."""
     own = repeated(runs)
     lines: list[list[Series]] = [[] for _ in CURVES]
     for record in runs:
@@ -124,12 +126,12 @@ def curves(runs: Runs) -> Picture | None:
 
 
 def _look(record: Record, own: bool) -> dict[str, Any]:
-    """Return the look of a run's line on the page; with ``own`` colours the page gives it another colour."""
+    """Return the look of a run's line; with ``own`` the page replaces its colour by the run's own."""
     return {"dash": "solid", "marker": "none", **({"colour": style.INK} if own else {"arch": record.label})}
 
 
 def _unit(runs: Runs, unit: str) -> str:
-    """Return the name of an axis: of a loop of one's own nobody knows that its loss is a cross-entropy."""
+    """Return the name of an axis: the loss of a watched run need not be a cross-entropy."""
     ours = any(record.kind != "watched" for record in runs)
     return unit if ours or "entropy" not in unit else "loss"
 
@@ -140,7 +142,7 @@ def _baselines(runs: Runs) -> list[Reference]:
 
 
 def settings(runs: Runs) -> dict[str, dict[str, str]]:
-    """Run -> setting -> value, of the settings in which not all are alike."""
+    """Map run to setting to value, of the settings in which the runs differ."""
     own = {record.name: {key: str(value) for key, value in _flat(record).items()} for record in runs}
     keys = dict.fromkeys(key for one in own.values() for key in one)
     free = [key for key in keys if len({one.get(key) for one in own.values()}) > 1]
@@ -152,7 +154,7 @@ def _flat(record: Record) -> dict[str, Any]:
 
 
 def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Compare every two of these runs: their first difference, and its growth."""
+    """Compare every two of these runs: the first difference of two, and its growth."""
     found = []
     for a, b in itertools.combinations([record for record in records if record.kind != "onestep"], 2):
         one = a.remember(("parted", a.name, b.name), lambda a=a, b=b: _parted(a, b), keep=True, other=b)
@@ -182,7 +184,7 @@ def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """Return the data of the page's scripts. ``anchors``: run -> the figure that holds its maps."""
     shown = [one.record for one in view.told if one.record.name in anchors]
     alike = Counter(map(heading, shown))
-    # where all are of one architecture and depth, the name alone tells them apart
+    # if all runs have one architecture and depth, only the names tell them apart
     names = [one.name if len(alike) == 1 else f"{heading(one)} ({one.name})" for one in shown]
     titles = [name if alike[heading(one)] > 1 else heading(one) for one, name in zip(shown, names, strict=True)]
     return {
@@ -202,7 +204,7 @@ def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
 
 
 def _marks(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Return what the curves show of events: the worst last, so that it is drawn above the others."""
+    """Return the marks of events on the curves, the worst last, so that it is drawn above the others."""
     rank = {severity: place for place, severity in enumerate(("note", "warning", "failure"))}
     ordered = sorted(events, key=lambda event: rank.get(event.severity, 0))
     return [
@@ -211,7 +213,7 @@ def _marks(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def _side_by_side(view: Overview) -> dict[str, str]:
-    """Two runs stand side by side from the start where there are no others."""
+    """Return the two runs that the page opens side by side: those of a report of exactly two runs."""
     names = [one.record.name for one in view.told]
     return {"a": names[0], "b": names[1]} if len(names) == 2 and not view.untold else {}
 

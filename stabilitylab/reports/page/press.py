@@ -58,7 +58,7 @@ class Press:
         self._workers.shutdown(cancel_futures=True)
 
     def section(self, id: str, title: str, source: str, picture: Picture, group: Group, files: bool) -> None:
-        """Begin to print a figure, if it is to have ``files``; raises here what would keep it off the page."""
+        """Begin to print a figure, if it is to have ``files``. Raise here an error that would keep it off the page."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
         paths = listed(self._folder, name, picture) if files else {}
         standing = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
@@ -69,7 +69,7 @@ class Press:
         if files:
             self._fresh[id] = name, own, [*paths.values()]
         work = partial(quietly, picture, self._folder, name, title, source)
-        with undisturbed():  # a process that prints ends its figure, and then it is told
+        with undisturbed():  # an interrupt does not end a printing process: it finishes its figure first
             self._printing.append((section, work, self._begun(work) if files else None))
 
     def _begun(self, work: Callable[[], None]) -> Future[Any]:

@@ -21,15 +21,14 @@ MARKERS = {
     "h": "hexagon", "p": "pentagon", "*": "star", "d": "diamond-tall", "<": "triangle-left", ">": "triangle-right",
     "none": "circle",
 }  # fmt: skip
-DIGITS = 5  # significant ones that are embedded
+DIGITS = 5  # significant digits of the embedded numbers
 # The code of a heat map's cell: no such cell, a finding, or FIRST + its place among LEVELS steps from low to high.
 BLANK, FIRST, LEVELS = 0, 1 + max(FINDINGS), 1 << 14
 
 
 def plots(picture: Picture, columns: int = COLUMNS) -> list[dict[str, Any]]:
-    """One JSON object a panel. Maps have at most ``columns`` columns and lines about as many points: see ``thinned``.
-
-    What is not finite becomes null.
+    """Return one JSON object for each panel. Maps have at most ``columns`` columns and lines about as many points: see
+    ``thinned``. Numbers that are not finite become null.
     """
     return [_plot(panel, columns) for panel in picture.panels]
 
@@ -51,7 +50,7 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
 
 
 def _limits(panel: Panel) -> dict[str, Any]:
-    """The ends of a left axis that panels share."""
+    """The ends of a left axis, if panels share them."""
     return {"limits": numbers(panel.limits)} if panel.limits else {}
 
 
