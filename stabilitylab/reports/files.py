@@ -12,12 +12,12 @@ COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text widt
 WIDTHS = ((PAGE, ""), (COLUMN, "-column"))
 IN_A_COLUMN = 4  # panels; more of them, one above the other, are higher than a page
 KINDS = ("png", "svg", "pdf")
-CONTROLS = "controls"  # of the files of a picture's controls: ID-controls.pdf
+CONTROLS = "controls"  # in the names of the files of a picture's controls: ID-controls.pdf
 
 
 def paths(folder: Path, name: str, picture: Picture) -> dict[str, Path]:
-    """Lists the files of a figure: csv, caption.txt and tex, what it has in ``extra``, png, svg, pdf at page width and
-    (png-column, ...) at column width if they fit a page there, and all of them of its controls (controls-png, ...)."""
+    """List the files of a figure by kind: csv, caption.txt, tex and those in ``extra``; png, svg and pdf at page width;
+    the same at column width (png-column, ...) if they fit a page there; and all of its controls (controls-png, ...)."""
     words = {kind: folder / f"{name}.{kind}" for kind in ("csv", "caption.txt", "tex")}
     files = words | {end: folder / f"{name}-{end}" for end in picture.extra}
     files |= {f"{kind}{suffix}": folder / f"{name}{suffix}.{kind}" for _, suffix in widths(picture) for kind in KINDS}
@@ -31,6 +31,6 @@ def widths(picture: Picture) -> list[tuple[float, str]]:
 
 
 def controls(picture: Picture) -> Iterator[Picture]:
-    """The picture of the controls, where there are any."""
+    """Yield the picture of the controls, if there are any."""
     if picture.controls:
         yield replace(picture, panels=picture.controls, controls=(), extra={})

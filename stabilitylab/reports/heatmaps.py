@@ -1,4 +1,4 @@
-"""Draws a panel's map: seaborn's heat map where rows or columns are named, else cells placed on axes."""
+"""The map of a panel: seaborn's heat map if rows or columns are named, else cells placed on axes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_map(axes: Axes, heat: Map) -> Any:
 
 
 def _table(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: dict[str, Any]) -> Any:
-    """Draws named rows and columns, the first row on top, and what is printed in the cells."""
+    """Draw named rows and columns, the first row on top, and the text in the cells."""
     text = np.full(heat.z.shape, "") if heat.text is None else np.asarray(heat.text, dtype=str)
     rows, columns = (pd.Index(names or [f"{at:g}" for at in places], name=label) for names, places, label in (
         (heat.y_names, heat.y, axes.get_ylabel()), (heat.x_names, heat.x, axes.get_xlabel())))  # fmt: skip
@@ -72,7 +72,7 @@ def _size(axes: Axes, text: np.ndarray) -> float:
 
 
 def _placed(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: dict[str, Any]) -> Any:
-    """Draws cells where they are on axes: steps need not be equally far apart."""
+    """Draw each cell at its place on the axes: steps need not be equally far apart."""
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     if heat.square:
         axes.set_aspect("equal")

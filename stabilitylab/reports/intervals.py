@@ -1,4 +1,4 @@
-"""Puts an effect's interval among its thresholds, as words and as a small mark."""
+"""The interval of an effect beside its thresholds, as words and as a small mark."""
 
 from __future__ import annotations
 

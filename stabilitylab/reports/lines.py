@@ -1,4 +1,4 @@
-"""Draws lines, points and crosses of a panel with seaborn: from the tidy frame, with bands that are our intervals."""
+"""Lines, points and crosses of a panel, drawn with matplotlib and seaborn, with bands that are our intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads metrics of every row at the beginning of a training: the gradient's norm and parts of it, and its roughness."""
+"""Metrics of every row at the beginning of a training: the gradient's norm, parts of it, and its roughness."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def non_branch(record: Record) -> np.ndarray:
 
 
 def decoder_branches(record: Record) -> np.ndarray:
-    """Divides (ii) the norm over the decoder's branch weights by alpha, to which their gradient is proportional; NaN
-    where alpha is 0."""
+    """Divide (ii) the norm over the decoder's branch weights by alpha, to which their gradient is proportional; NaN
+    if alpha is 0."""
     return column(record, "grad_norm_branch_decoder") / _alpha(record)
 
 
 def encoder_branches(record: Record) -> np.ndarray:
-    """Divides (iii) the norm over the encoder's branch weights by alpha squared: cross-attention multiplies by alpha
-    once more."""
+    """Divide (iii) the norm over the encoder's branch weights by alpha squared, since cross-attention multiplies their
+    gradient by alpha once more; NaN if alpha is 0."""
     return column(record, "grad_norm_branch_encoder") / _alpha(record) ** 2
 
 
@@ -43,7 +43,7 @@ def column(record: Record, name: str) -> np.ndarray:
 
 
 def _alpha(record: Record) -> np.ndarray:
-    """Reads alpha_t of BranchNorm, 1 for every other architecture."""
+    """Read alpha_t of BranchNorm, with NaN for 0; 1 for every other architecture."""
     alpha = np.nan_to_num(column(record, "alpha"), nan=1.0)
     return np.where(alpha == 0, np.nan, alpha)
 
@@ -53,14 +53,14 @@ def steps_of(record: Record) -> np.ndarray:
 
 
 def complete(record: Record, name: str, last: int) -> bool:
-    """True if the metric was recorded, and is finite, at each of the steps 0 to ``last``."""
+    """Return True if the metric was recorded, and is finite, at each of the steps 0 to ``last``."""
     here = steps_of(record) <= last
     return bool(here.sum() == last + 1 and np.isfinite(column(record, name)[here]).all())
 
 
 def roughness(record: Record, values: Values) -> float:
-    """Measures the standard deviation of successive differences of the log norm over steps 1 to 200; NaN where it is
-    undefined."""
+    """Return the standard deviation of successive differences of the log norm over steps 1 to 200; NaN if it is
+    undefined or 0."""
     steps = steps_of(record)
     with np.errstate(divide="ignore", invalid="ignore"):
         moves = np.diff(np.log(values(record)[(steps >= 1) & (steps <= LEAST)]))
@@ -69,5 +69,5 @@ def roughness(record: Record, values: Values) -> float:
 
 
 def bits(record: Record) -> np.ndarray:
-    """Gives the training nll a token in bits, as fairseq's nll_loss; the store has nats."""
+    """Return the training loss per token in bits, as fairseq's nll_loss; the store has nats."""
     return column(record, LOSS) / math.log(2)

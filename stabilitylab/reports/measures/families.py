@@ -1,4 +1,4 @@
-"""Draws every architecture: a panel a family in colour, beside the lines of all others in grey."""
+"""Panels of every architecture: one for each family, in colour, with the lines of all others in grey."""
 
 from __future__ import annotations
 

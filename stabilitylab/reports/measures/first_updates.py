@@ -1,4 +1,4 @@
-"""Measures what the first updates do to a model: ‖ΔF‖, and the inputs of its norms."""
+"""The effect of the first updates on a model: ‖ΔF‖, and the inputs of its norms."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def norm_inputs(record: Record, column: str, ffn: bool | None = None) -> dict[in
 
 
 def first_arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[:1]) -> list[dict[int, Record]]:
-    """Maps seed to run for each (label, without warm-up?): comparable 18L-18L runs with the first 30 updates."""
+    """Map seed to run for each pair of a label and True for "without warm-up". The runs are comparable, of 18L-18L,
+    and recorded at each of the first 30 updates."""
     labels = [label for label, _ in wanted]
     ready = runs.where(kind="train", label=labels, layers=(DEPTH, DEPTH), table=tables)
     fit = ready.where(lambda run: all(whole(run, table) for table in tables))
@@ -76,14 +77,14 @@ def first_arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TA
 
 
 def alphas(group: Runs) -> list[str]:
-    """Notes at which alpha the branches stood, where an architecture has one."""
+    """Write a note on the first alpha of runs whose alpha is below 1."""
     at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
     shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
     return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
 
 
 def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
-    """Draws ‖ΔF‖ after 10 and after 100 updates of training, of architectures that have comparable runs of several
+    """Draw ‖ΔF‖ after 10 and after 100 updates of training, for architectures with comparable runs of several
     depths."""
 
     def after(record: Record, updates: int) -> float:
@@ -113,8 +114,7 @@ def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
 
 
 def said_of(panel: Panel) -> str:
-    """Says how ‖ΔF‖ of the first updates grows from the shallowest to the deepest model, where nothing else is at
-    hand."""
+    """Write how ‖ΔF‖ of the first updates grows from the shallowest to the deepest model of each line."""
     parts = [
         f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
         for line in panel.series
@@ -123,7 +123,8 @@ def said_of(panel: Panel) -> str:
 
 
 def half_way(record: Record) -> tuple[int, int, int]:
-    """Finds when the update, the norm inputs and the loss of gradient first cross half of their own maximum."""
+    """Find the steps at which the update, and the growth of norm inputs and of the loss of gradient since the start,
+    first reach half of their own maximum."""
     data = record.frame("activation_grad_norm", ["value"])
     data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
     ends = data.pivot_table(index="step", columns="layer", values="value")

@@ -1,4 +1,4 @@
-"""Reads gradients of the activations at initialisation, layer by layer."""
+"""Gradients of the activations at initialisation, layer by layer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def gradients(record: Record, stack: str) -> dict[int, float]:
 
 
 def first_over_last(values: dict[int, float]) -> float:
-    """Divides the number at the lowest layer by that at the highest; NaN where either is missing or the highest is
-    0."""
+    """Divide the number at the lowest layer by that at the highest; NaN if there are none or the latter is 0."""
     return values[min(values)] / values[max(values)] if values and values[max(values)] else math.nan
 
 
@@ -43,9 +42,9 @@ def _starts(record: Record, table: str) -> bool:
 
 
 def unevenness(record: Record) -> float:
-    """Measures max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
+    """Return max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
 
-    Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
+    The top layer is left out: its gradient has not passed a LayerNorm, which removes two directions from all below.
     """
     found = gradients(record, "decoder")
     below_top = np.array([found[layer] for layer in sorted(found)[:-1]], float)

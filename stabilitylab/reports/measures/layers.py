@@ -1,4 +1,4 @@
-"""Draws values of a run's layers as lines, takes their differences, and shows the held-out loss beside them."""
+"""Lines and differences of the values of a run's layers, and the held-out loss beside them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .by_label import by_label
 
 STACKS = ("encoder", "decoder")
 PROFILES = (1, 10, 100)  # steps
-NEAR = 0.1  # a profile is drawn at a probed step at most this share away from the one that is meant
+NEAR = 0.1  # a profile is drawn at a probed step that differs from the one in PROFILES by at most this share of it
 
 
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
-    """Maps layer to value at the probed step nearest to ``step`` (None: the last); what is outside the layers is left
+    """Map layer to value at the probed step nearest to ``step`` (None: the last); rows outside the layers are left
     out."""
     data = record.at(table, step, [column], by="layer")
     data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
@@ -36,7 +36,7 @@ def by_layer(
     log: bool = False,
     of: Callable[[float], float] = float,
 ) -> list[Series]:
-    """Draws one line a label: ``of`` the values of a stack's layers from ``first`` on, over seeds."""
+    """Draw a line for each label: the function ``of`` of a stack's values, from layer ``first`` on, over seeds."""
 
     def values(record: Record) -> dict[float, float]:
         found = layer_values(record, table, column, stack, step)
@@ -56,8 +56,8 @@ def stack_panels(
     log: bool = False,
     of: Callable[[float], float] = float,
 ) -> list[Panel]:
-    """Draws a panel a stack, where it has the table: ``of`` the values of its layers from ``first`` on, on one y
-    axis."""
+    """Draw a panel for each stack with values: the function ``of`` of those of its layers from ``first`` on. The
+    panels have one y axis."""
     found = ((stack, by_layer(group, table, column, stack, first=first, of=of)) for stack in STACKS)
     return alike(Panel(stack.capitalize(), x, y, lines, log_y=log) for stack, lines in found if lines)
 
@@ -73,7 +73,7 @@ def held_out_panel(group: Runs) -> Panel:
         ]
         spread = Spread()
         for curve in curves:
-            # where one run ended early, at a step of its own, the mean of it alone would be a kink
+            # if a run ended early at a step that no other has, a mean of it alone would be a kink
             shared = [x for x in curve if all(x in other or x > max(other) for other in curves)]
             spread.add(shared, [curve[x] for x in shared])
         if spread.points:
@@ -82,8 +82,8 @@ def held_out_panel(group: Runs) -> Panel:
 
 
 def gradient_panel(group: Runs) -> Panel:
-    """Draws the parameter gradient norm of each encoder layer at the last probed step; of each decoder layer without
-    encoder."""
+    """Draw the parameter gradient norm of each encoder layer at the last probed step, or of each decoder layer if there
+    is no encoder."""
     with_gradients = group.where(table="grad_norm")
     for stack in STACKS:
         lines = by_layer(with_gradients, "grad_norm", "value", stack, log=True)
@@ -95,7 +95,8 @@ def gradient_panel(group: Runs) -> Panel:
 def differences(
     first: Record, second: Record, table: str, column: str, step: int | None = None, lowest: int = 1
 ) -> dict[str, np.ndarray]:
-    """Subtracts the second from the first at each layer from ``lowest`` on that both have, by stack."""
+    """Subtract the values of ``second`` from those of ``first``, at each layer from ``lowest`` on that both have, by
+    stack."""
     found = {}
     for stack in STACKS:
         one, other = (layer_values(record, table, column, stack, step) for record in (first, second))
@@ -105,8 +106,8 @@ def differences(
 
 
 def profiles(group: Runs) -> list[Panel]:
-    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack and
-    step, those of a stack on one y axis."""
+    """Draw each layer's gradient norm at steps 1, 10 and 100, or at probed steps close to these: a panel for each stack
+    and step. The panels of a stack have one y axis."""
     found: dict[tuple[str, str, int, int], Spread] = {}
     for record in group:
         steps = _probed(record.probed("grad_norm"))
@@ -128,6 +129,6 @@ def profiles(group: Runs) -> list[Panel]:
 
 
 def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:
-    """Maps the step that is meant to the probed step that stands for it, where there is one."""
+    """Map each step in PROFILES to the nearest probed step, if that is near enough."""
     nearest = {meant: int(min(steps, key=lambda step: abs(step - meant))) for meant in PROFILES if len(steps)}
     return {meant: step for meant, step in nearest.items() if abs(step - meant) <= NEAR * meant}

@@ -1,4 +1,4 @@
-"""Subtracts losses of runs that differ in one thing, seed by seed: the architecture, or a setting of BranchNorm."""
+"""Differences of losses, seed by seed, of runs that differ in the architecture or in one setting of BranchNorm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def behind(group: Runs, depth: int, seeds: Iterable[int], *labels: str) -> Runs:
 
 
 def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:
-    """Weighs a group's gaps: enough seeds, then a long training, on the most data, at the most depths."""
+    """Rank a group's gaps: enough seeds, then a long training, then much data, then many depths."""
     seeds = min(ENOUGH, max(map(len, gaps.values()), default=0))
     return seeds, float(group[0].updates), share_of(group[0]), len(gaps)
 
@@ -90,8 +90,9 @@ def ramped(runs: Runs) -> Runs:
 
 
 def of_values(runs: Runs, setting: str, count: int) -> dict[Any, dict[int, Record]]:
-    """Maps value of ``setting`` to seed to run of BranchNorm, all else equal: the group with most seeds at all of
-    ``count`` values or more, then of the longest training, then at most values."""
+    """Map value of ``setting`` to seed to run of BranchNorm, with all other settings equal. The group chosen has
+    ``count`` values or more. It is the one with the most seeds that have all of its values, then with the longest
+    training, then with the most values."""
     best: dict[Any, dict[int, Record]] = {}
     rank = (0, 0, 0)
     for group in ramped(runs).where(lambda run: run.label != "branchnorm T=1").groups(setting):

@@ -1,4 +1,4 @@
-"""Measures how far one update of a group of parameters moves the output, and how that grows with depth."""
+"""The distance by which one update of a group of parameters moves the output, and its growth with depth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rate(record: Record, optimizer: str, group: str) -> float:
 
 
 def one_step_runs(runs: Runs) -> Runs:
-    """Picks the richest group of one-step runs that differ in depth, architecture and seed alone."""
+    """Pick the richest group of one-step runs that differ only in depth, architecture and seed."""
     groups = runs.where(kind="onestep", table="update_rate").groups(*LAYERS)
     if not groups:
         raise MissingRuns("no one-step run with update_rate", command("deepnet:5"))
@@ -29,7 +29,8 @@ def one_step_runs(runs: Runs) -> Runs:
 
 
 def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> dict[int, float]:
-    """Fits the exponent k of rate ~ N^k for each seed, over those ``depths`` that it has; two at least."""
+    """Fit the exponent k of rate ~ N^k for each seed, over those ``depths`` that it has; seeds with a single depth or
+    with a rate that is not positive are left out."""
     found = {}
     for seed in runs.seeds:
         own = {run.depth: rate(run, optimizer, group) for run in runs.where(seed=seed) if run.depth in set(depths)}
@@ -64,7 +65,7 @@ def growth(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """Measures the exponent of N in ||dF|| / lr of one update of ``group``, seed by seed, over these depths."""
+    """Fit the exponent of N in ||dF|| / lr of one update of ``group``, seed by seed, over these depths."""
     own = of_label(runs, label).where(lambda run: run.depth in depths)
     found = exponents(own, optimizer, group, depths)
     if not found:

@@ -69,7 +69,7 @@ def _new() -> Axes:
 
 
 def _of(grid: LayerGrid, stack: str, table: str) -> LayerGrid:
-    """Return the rows of one stack; all without a name."""
+    """Return the rows of one stack; all rows if ``stack`` is ""."""
     if not stack:
         return grid
     if stack not in grid.stacks:
@@ -95,7 +95,7 @@ def _metric(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) -> Axe
 
 
 def _lines(axes: Axes, grid: LayerGrid, own: bool) -> Axes:
-    """Draw a line a layer (or a place, where the rows of a layer do not combine)."""
+    """Draw a line for each layer, or for each place if the rows of a layer do not combine."""
     few, stacks = len(grid.names) <= NAMED, _stacks(grid)
     order = grid.layers if grid.layers.any() else np.arange(1, len(grid.names) + 1)
     shade = Normalize(float(order.min()), float(max(order.max(), order.min() + 1)))
@@ -120,7 +120,7 @@ def _lines(axes: Axes, grid: LayerGrid, own: bool) -> Axes:
 
 
 def _key(axes: Axes, grid: LayerGrid, shade: Normalize) -> None:
-    """Say what colours and dashes mean, where there are too many lines for names."""
+    """Add the keys to colours and dashes, which replace names if there are many lines."""
     figure = _figure(axes)
     what = "layer" if grid.layers.any() else "place"
     figure.colorbar(ScalarMappable(shade, ALONG), ax=axes, label=what).locator = MaxNLocator(integer=True)
@@ -143,8 +143,8 @@ def _scale(axes: Axes, log: bool | None, values: np.ndarray) -> bool:
 
 
 def _mark(axes: Axes, rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
-    """Mark the first number that is not finite of each line: a red cross at its step, at the height of the number
-    before it (at the bottom without one)."""
+    """Mark the first number of each line that is not finite: a red cross at its step, at the height of the number
+    before it, or at the bottom if there is none."""
     shown = False
     for steps, values, lost in rows:
         if not lost.any():
@@ -163,7 +163,7 @@ def _mark(axes: Axes, rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> 
 
 
 def _map(axes: Axes, grid: LayerGrid) -> Axes:
-    """Draw a cell a row and step; rows of several stacks stand one stack above the other."""
+    """Draw a cell for each row and step; the stacks lie one above the other."""
     stacks = _stacks(grid)
     single = len(stacks) == 1 and grid.by_layer
     y = grid.layers if single else np.arange(1, len(grid.names) + 1)
