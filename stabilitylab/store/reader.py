@@ -427,6 +427,7 @@ class Snapshot(Run):
         # The metrics of a run that goes on are read now: its first part is written again when a new metric comes.
         if alive:
             self._metrics = _kept(lambda: self._read(METRICS, None))
+        self._ledger = _kept(lambda: read_facts(path, self.identity))  # after the tables: it explains their last rows
 
     @classmethod
     def taken(cls, run: Run) -> Snapshot | None:
@@ -473,6 +474,10 @@ class Snapshot(Run):
     @property
     def evaluation(self) -> dict[str, Any] | None:
         return _given(self._facts["evaluation"])
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        return [{**fact} for fact in _given(self._ledger)]
 
     def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
         if name == METRICS and self._metrics is not None:

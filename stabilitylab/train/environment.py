@@ -75,7 +75,7 @@ def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction sets round sums differently
         "threads": train.threads,
-        "git_revision": _git_revision(),
+        "git_revision": git_revision(Path(__file__)),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -87,16 +87,16 @@ def peak_memory(device: torch.device) -> int:
     return psutil.Process().memory_info().rss
 
 
-def _git_revision() -> str | None:
+def git_revision(file: Path) -> str | None:
+    """Return the git revision of the repository that tracks ``file``; None for a file that no repository tracks, such as
+    an installed one in a folder of somebody's repository."""
+
+    def answer(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
     try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer("ls-files", "--error-unmatch", file.name)
+        return answer("describe", "--always", "--dirty", "--abbrev=40") or None
+    except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip() or None

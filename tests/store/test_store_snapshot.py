@@ -37,9 +37,11 @@ def test_a_snapshot_stands_still_while_the_run_goes_on(tmp_path: Path) -> None:
     writer.seal()
     put(writer, 5, 6)
     writer.record(later=True)
+    writer.ledger([{"step": 6, "kind": "setting"}])
     writer.close()
     writer.set_status("finished", 7)
     assert all_steps(now) == expected
+    assert (now.ledger, len(run.ledger)) == ([], 1)
     assert "late" not in now.metrics
     assert "later" not in now.manifest
     assert (now.status.state, now.status.step) == ("running", 3)

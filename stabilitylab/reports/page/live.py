@@ -19,9 +19,7 @@ from .overview import Overview
 from .sections import PageSection
 
 QUIET = 60.0  # seconds without an unfinished run, after which none is expected: a sweep pauses between two runs
-SHARE = (
-    4  # the pause is so many times the time that a page took: beside training it may cost a fifth of one core
-)
+SHARE = 4  # the pause is so many times the time that a page took: beside training it may cost a fifth of one core
 
 
 def watch(
