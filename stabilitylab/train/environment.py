@@ -88,8 +88,8 @@ def peak_memory(device: torch.device) -> int:
 
 
 def git_revision(file: Path) -> str | None:
-    """Return the git revision of the repository that tracks ``file``; None for a file that no repository tracks, such as
-    an installed one in a folder of somebody's repository."""
+    """Return the git revision of the repository that tracks ``file``; None if no repository tracks it, such as an
+    installed file in a folder of somebody's repository."""
 
     def answer(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]
