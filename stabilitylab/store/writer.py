@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError, UsageError
+from ..errors import DamagedError, InputError, UsageError
 from ..schema import Cells, Table
 from . import inventory
 from .arrays import numbers
@@ -78,6 +78,7 @@ class RunWriter:
         self._names: set[str] = set()  # names of the metrics in the journal
         self._last_step: int | None = None
         self._fresh = False  # a new run that holds no step yet
+        self._resumed = False  # a continued run that has no step since
         self._begun: _Begun | None = None
         self._closed = False
 
@@ -144,6 +145,7 @@ class RunWriter:
             identity = before if before.run_id else later_identity((path / "run.json").read_bytes(), since=part)
             document |= {"schema_version": SCHEMA_VERSION, **identity.as_dict()}
             writer = cls(path, lock, document, part)
+            writer._resumed = True
             check_complete(path, part, before)
             inventory.keep_before(path, part, before, identity)
             set_aside(path, part, attempt=len(document["attempts"]))
@@ -230,6 +232,12 @@ class RunWriter:
         if self._closed:
             raise ValueError(f"{self.path} was closed: resume it to append")
         if self._last_step is not None and step <= self._last_step and not rest:
+            if self._resumed:
+                raise DamagedError(
+                    f"{self.path} has rows up to step {self._last_step}, but its checkpoint continues with step {step}: "
+                    "these rows are of another run or attempt, so restore the files from a copy.",
+                    self.path,
+                )
             raise ValueError(f"step {step} comes after step {self._last_step}: each step is appended once, in order")
         if unknown := tables.keys() - {table.name for table in self._tables}:
             raise ValueError(f"tables {sorted(unknown)} were not given to open()")
@@ -243,7 +251,7 @@ class RunWriter:
         if self._journal is None:
             self._journal = self._new_journal()
         self._journal.append(step, metrics, tables)
-        self._last_step, self._fresh = step, False
+        self._last_step, self._fresh, self._resumed = step, False, False
 
     def _is_full(self, journal: Journal, metrics: Mapping[str, float | None]) -> bool:
         """True if the journal is to become parts now: it is large, or its metrics would make a part that is too large

@@ -54,7 +54,7 @@ def test_what_is_outside_the_declared_update_is_healed_by_declaration_alone(tmp_
     assert found.experiment.declared_heals
     assert found.experiment.trials == [], "the declared update alone heals: there it stops"
     assert f"the gradients of update {FIRST} were negated" in found.sentences[-1]
-    assert "6 of 6 jittered repeats" in found.sentences[-1]
+    assert "6 of 6 repeats with noise" in found.sentences[-1]
 
 
 def test_a_nan_that_was_written_is_the_cause_though_all_updates_are_equal(tmp_path: Path) -> None:

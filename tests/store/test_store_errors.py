@@ -15,7 +15,7 @@ import pytest
 from edited_runs import edit
 from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, contents, full_device, metrics, new_run, put, steps_in
 
-from stabilitylab.errors import InputError, ResourceError, StabilityLabError, UsageError
+from stabilitylab.errors import DamagedError, InputError, ResourceError, StabilityLabError, UsageError
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import SCHEMA_VERSION, Run, RunWriter
 from stabilitylab.store.files import replace_file
@@ -394,8 +394,11 @@ def test_misuse_by_a_caller(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "run") == 2
     resumed = RunWriter.resume(tmp_path / "run", part=2)
     resumed.open(TABLES)
-    with pytest.raises(ValueError, match="step 1 comes after step 1"):
-        put(resumed, 1)
+    with pytest.raises(DamagedError, match="has rows up to step 1, but its checkpoint continues with step 1"):
+        put(resumed, 1)  # as if the parts were those of another attempt
+    put(resumed, 2)
+    with pytest.raises(ValueError, match="step 2 comes after step 2"):
+        put(resumed, 2)
     resumed.close()
     with pytest.raises(ValueError, match="was closed: resume it to append"):
         put(resumed, 2)
