@@ -234,7 +234,7 @@ class RunWriter:
         if self._last_step is not None and step <= self._last_step and not rest:
             if self._resumed:
                 raise DamagedError(
-                    f"{self.path} has rows up to step {self._last_step}, but its checkpoint continues with step {step}: "
+                    f"{self.path} has rows up to step {self._last_step}, but its checkpoint goes on at step {step}: "
                     "these rows are of another run or attempt, so restore the files from a copy.",
                     self.path,
                 )

@@ -394,7 +394,7 @@ def test_misuse_by_a_caller(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "run") == 2
     resumed = RunWriter.resume(tmp_path / "run", part=2)
     resumed.open(TABLES)
-    with pytest.raises(DamagedError, match="has rows up to step 1, but its checkpoint continues with step 1"):
+    with pytest.raises(DamagedError, match="has rows up to step 1, but its checkpoint goes on at step 1"):
         put(resumed, 1)  # as if the parts were those of another attempt
     put(resumed, 2)
     with pytest.raises(ValueError, match="step 2 comes after step 2"):
