@@ -79,17 +79,17 @@ def answers(names: Sequence[str] = (), show: bool = False) -> dict[str, Any]:
 def rows(told: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     """The three ledgers, of the cases in ``told``."""
     setups = []
-    for one in SETUPS:
-        if one.name not in told:
-            continue
+    for one in (one for one in SETUPS if one.name in told):
         found = _findings(told[one.name])
         checks = [] if isinstance(told[one.name], str) else told[one.name]["checks"]
         left = [check["name"] for check in checks if check["state"] == "not checked"]
         said = "; ".join(each["bound"] for each in found)
         values = (one.name, one.ranks, said, bool(found), len(checks) - len(left), "; ".join(left))
         setups.append(dict(zip(COLUMNS["setups"], map(str, values), strict=True)))
-    ledgers = {"faults": FAULTS, "later": LATER}
-    found_of = {name: [_row(one, told) for one in own if one.name in told] for name, own in ledgers.items()}
+    found_of = {
+        name: [_row(one, told) for one in own if {one.name, f"without: {one.name}"} <= told.keys()]
+        for name, own in (("faults", FAULTS), ("later", LATER))
+    }
     return {**found_of, "setups": setups}
 
 
@@ -108,12 +108,18 @@ def _findings(told: Any) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", default=[], help="A case's name; repeatable.")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="A case's name; repeatable. The ledgers here are not written then.",
+    )
     parser.add_argument("--folder", type=Path, default=HERE, help="Where the ledgers are written.")
     given = parser.parse_args()
     told = answers(given.only, show=bool(given.only))
     if given.only and given.folder == HERE:  # whose ledgers have all cases
         return
+    given.folder.mkdir(parents=True, exist_ok=True)
     for name, ledger in rows(told).items():
         with (given.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS["setups" if name == "setups" else "faults"], lineterminator="\n")

@@ -106,7 +106,7 @@ def elsewhere(work: Callable[..., T], *arguments: Any) -> T:
             process.kill()
         if not told.exists():
             raise ResourceError(
-                "the process of one model was killed, perhaps since memory ran out: give a smaller batch, or record "
+                "the process of one model was killed, perhaps because memory ran out: give a smaller batch, or record "
                 "two runs and compare those."
             )
         is_error, found = torch.load(told, weights_only=False)

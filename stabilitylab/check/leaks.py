@@ -59,7 +59,7 @@ def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
                 return weigh(SAMPLE, share, f"samples{where} do not depend on each other"), axes
     if not tried:
         sizes = "x".join(map(str, output.shape))
-        return not_checked(SAMPLE, f"an output of {sizes} has not the samples of the inputs, or {STILL}"), None
+        return not_checked(SAMPLE, f"an output of {sizes} does not have the samples of the inputs, or {STILL}"), None
     axes, share = next(iter(tried.items()))
     n = output.shape[axes.output]
     return weigh(SAMPLE, share, f"{share:.2g} of the gradient of one sample's output is of the other {n - 1}"), None
@@ -111,7 +111,7 @@ def future(
     shares = [share for leaf in leaves if (share := _ahead(output, leaf, time_out, time_in)) is not None]
     if not shares:
         sizes = "x".join(map(str, output.shape))
-        return not_checked(FUTURE, f"an output of {sizes} has not the places of the inputs, or {STILL}"), None
+        return not_checked(FUTURE, f"an output of {sizes} does not have the places of the inputs, or {STILL}"), None
     least = min(shares)  # an encoder-decoder may see the encoder's inputs whole
     found = least <= BOUNDS[FUTURE, "fail"].limit
     if not predicts_next and causal is None:

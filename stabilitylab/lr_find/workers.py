@@ -24,7 +24,7 @@ from .trial import RateRun
 SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and locks
 PATIENCE = 0.2  # seconds between two looks at the budget and at signals
 TOLD = 0.5  # seconds between two messages of a worker about its progress
-DIED = "a process of the search was killed, perhaps since memory ran out: give fewer --jobs"
+DIED = "a process of the search was killed, perhaps because memory ran out: give fewer --jobs"
 
 
 class RateWorkers:

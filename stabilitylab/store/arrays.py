@@ -35,7 +35,7 @@ def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
         values = _flags_in(buffer)[chosen]
     else:
         values = np.frombuffer(buffer, kind.to_pandas_dtype(), chosen.stop)[chosen]
-    if not array.null_count or known is None:
+    if not array.null_count:
         return values
     return np.where(_flags_in(known)[chosen], values, False if values.dtype == bool else np.nan)
 
