@@ -170,9 +170,14 @@ def test_the_command_ends_with_the_answer(runs: dict[str, Path], run: Call) -> N
 def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     runs: dict[str, Path], run: Call, tmp_path: Path
 ) -> None:
+    def told(*args: str) -> str:
+        """Return what the command prints, without its line breaks, which depend on the length of paths."""
+        code, out, _ = run(*args)
+        assert code == 0
+        return " ".join(out.split())
+
     paths = [str(runs[name]) for name in ("fp32", "scale")]
-    code, out, _ = run("compare", *paths)
-    assert code == 0
+    out = told("compare", *paths)
     assert out.index("first trouble") < out.index("part at"), "the table of both comes first"
     assert "By their fingerprints at step 0: A difference in what is computed enters in h.1.attn (forward" in out
     read = json.loads(run("compare", *paths, "--json")[1])
@@ -182,9 +187,9 @@ def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     plain = recorded(tmp_path / "plain", GPT(4), probes="default")
     assert (
         "Norms alone do not show the place: record both runs with the probe fingerprint"
-        in run("compare", str(plain), str(rolled))[1]
+        in told("compare", str(plain), str(rolled))
     )
-    same = run("compare", str(runs["fp32"]), str(runs["same"]))[1]
+    same = told("compare", str(runs["fp32"]), str(runs["same"]))
     assert "identical bit for bit" in same
     assert "Norms alone" not in same
 
