@@ -66,7 +66,7 @@ def compare(
         more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
         print_json(facts | more)
         return
-    console = screen(piped=400)
+    console = screen(piped=10_000)
     _side_by_side(console, standings, opened if found is None else [])
     if found is not None:
         console.print()
