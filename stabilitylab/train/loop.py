@@ -35,6 +35,7 @@ from .fast import (
     explained,
     shapes_of,
 )
+from .hessian import without_hessian
 from .judging import Judging
 from .passes import Passes
 from .ranks import Team
@@ -110,7 +111,7 @@ class Trainer:
         self.watcher = Watcher(
             self.spread,
             run,
-            probes=config.probes.names,
+            probes=without_hessian(config).probes.names,  # a run records the names as they were asked for
             every=config.probes.every,
             update_every=config.probes.update_every,
             optimizer=self.optimizer,

@@ -26,7 +26,7 @@ from . import checkpoint
 from .environment import alignment, prepare_process, provenance, resolve_device
 from .fast import is_compiled, recorder_for
 from .footprint import Footprint, check_memory, estimate
-from .hessian import without_hessian
+from .hessian import say_unmeasured, unmeasured
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
 
@@ -62,7 +62,7 @@ def plan(config: Config) -> Plan:
     fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
-    config = without_hessian(config)  # before the data are read: an unknown name of a probe raises an error here
+    say_unmeasured(config)  # before the data are read: an unknown name of a probe raises an error here
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)
@@ -186,7 +186,7 @@ def _carry_out(
         with listening(at_once=plan.team.size == 1) as caught:
             given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
             trainer = Trainer(*given)
-            run.record(probes_dropped=dict(trainer.watcher.dropped))
+            run.record(probes_dropped={**unmeasured(plan.config), **dict(trainer.watcher.dropped)})
             if len(trainer.groups) > 1:
                 run.record(optimizer_groups=[group.described() for group in trainer.groups])
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)

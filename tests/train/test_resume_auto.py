@@ -66,6 +66,25 @@ def test_it_starts_and_then_has_nothing_to_do(run: Any, tmp_path: Path) -> None:
     )  # the same run
 
 
+def test_it_knows_a_run_again_that_left_out_what_it_cannot_measure(run: Any, tmp_path: Path) -> None:
+    settings = ["model.arch=gpas", *SETTINGS[1:3], "train.steps=1", "probes.names=['all']"]
+    command = [
+        "probe",
+        "--resume",
+        "auto",
+        "--depth",
+        "2",
+        "-q",
+        *(word for text in settings for word in ("--set", text)),
+    ]
+    assert run(*command)[0] == 0
+    done = Run.open(tmp_path / "runs/gpas-2-s0")
+    assert done.config["probes"]["names"] == ["all"]
+    assert not {"sharpness", "preconditioned_sharpness"} & {*done.tables}
+    assert "gpas detaches a part" in done.manifest["probes_dropped"]["sharpness"]
+    assert run(*command) == (0, "runs/gpas-2-s0\n", "")
+
+
 @pytest.mark.slow
 def test_it_goes_on_bit_for_bit(run: Any, tmp_path: Path) -> None:
     assert run(*COMMAND, "--name", "whole", "-q")[0] == 0
