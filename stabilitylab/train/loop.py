@@ -88,11 +88,12 @@ class Trainer:
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
         ).to(device)
-        torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
-        if state is None:
-            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)  # each rank calibrates on the whole batch
+        if state is None:  # each rank calibrates on the whole batch, with the dropout masks of the first
+            torch.manual_seed(Team().seed(train.seed))
+            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)
         else:
             self._load_model(state)
+        torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
         self.model.set_row(self.row)
         for stack in self.model.stacks.values():
             stack.checkpointing = train.activation_checkpointing
