@@ -109,7 +109,7 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
     change. ``audience``: the receiver of the progress.
 
     If the run was killed after its last update, only the last held-out pass and the verdict are made. Raises UsageError
-    for a run that has all its steps, InputError if its data have changed.
+    for a run that has all its steps, or more than ``steps``; InputError if its data have changed.
     """
     stored = Run.open(path)
     config = validated(complete(stored.config))
@@ -120,6 +120,8 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
     prepared.team.own(state)
     if state["row"] >= config.train.steps and stored.status.state in ("finished", "diverged"):
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
+    if state["row"] > config.train.steps:
+        raise UsageError(f"{path} has made {state['row']} steps already; give --steps N with a larger N.")
     now, then = prepared.dataset.describe(), stored.manifest["data"]
     if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")

@@ -112,6 +112,15 @@ def test_without_a_checkpoint_it_starts_anew_and_nothing_is_lost(run: Any, tmp_p
     np.testing.assert_array_equal(Run.open(aside).metrics["loss"], rows["loss"])
 
 
+def test_fewer_steps_than_were_made_are_refused(run: Any, tmp_path: Path) -> None:
+    path = broken(tmp_path / "runs")
+    before = contents(tmp_path)
+    code, out, err = run("probe", "--resume", str(path), "--steps", "3", "-q")
+    assert (code, out) == (2, "")
+    assert err == f"stabilitylab: {path} has made 4 steps already; give --steps N with a larger N.\n"
+    assert contents(tmp_path) == before, "its configuration still says 7 steps"
+
+
 @pytest.mark.parametrize("state", rest_slow(["finished", "interrupted"], ["interrupted"]))
 def test_another_configuration_is_refused(run: Any, state: str, tmp_path: Path) -> None:
     if state == "finished":
