@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -275,6 +276,7 @@ def watch(
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
         update_every = "log" if reference == "first batch" else every
+    existed = os.path.exists(out)
     run = on_first(create) or AbsentRun(out)
     try:
         options = WatchOptions(
@@ -304,7 +306,7 @@ def watch(
         return watcher
     except BaseException:
         run.close()
-        if isinstance(run, RunWriter) and resume is None:
+        if isinstance(run, RunWriter) and not existed:  # else hidden files of the user may lie there
             shutil.rmtree(run.path)  # nothing was recorded, and the next try needs the name
         raise
 

@@ -224,7 +224,7 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     if preset == "tiny" and "warmup" not in settings.get("train", {}):
         config = config.changed(train={"warmup": min(config.train.warmup, config.train.span // 2)})
     if preset == "tiny" and "prores_T" not in given and config.model.prores != "off":
-        whole = PRORES_SHARE * config.train.span / max(config.model.encoder_layers, config.model.decoder_layers)
+        whole = PRORES_SHARE * config.train.span / _last(config.model)
         config = config.changed(model={"prores_T": max(1, round(whole))})
     if preset == "tiny" and "T" not in given and _ramps(config.model):
         ramp = max(2, round(RAMP_SHARE * config.train.span))  # T = 1 is the control without a ramp
@@ -240,6 +240,12 @@ def _with_context(config: Config) -> Config:
     longest = config.data.max_length + config.data.length_multiple - 1  # rows are padded to a multiple ...
     rows = -(-longest // ALIGNED) * ALIGNED  # ... and on a GPU to another one
     return config.changed(model={"context": rows})
+
+
+def _last(model: ModelConfig) -> int:
+    """Return the number l of the layer that ProRes opens last, at T l; 1 if all layers open at T."""
+    layers = model.encoder_layers, model.decoder_layers
+    return 1 if model.prores == "equal" else sum(layers) if model.prores_order == "through" else max(layers)
 
 
 def _ramps(model: ModelConfig) -> bool:

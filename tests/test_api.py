@@ -89,6 +89,19 @@ def test_a_named_probe_without_a_site_raises_and_leaves_no_directory(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_hidden_files_in_the_directory_stay_when_it_raises(tmp_path: Path) -> None:
+    (tmp_path / "run/.git").mkdir(parents=True)
+    (tmp_path / "run/.git/config").write_text("mine")
+    with pytest.raises(UsageError, match="ln_input"):
+        sl.watch(nn.Linear(2, 2), out=tmp_path / "run", probes=["ln_input"])
+    assert (tmp_path / "run/.git/config").read_text() == "mine"
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "run", every=1) as w:  # the next try has the name
+        loop(model, w)
+    assert sl.Run.open(tmp_path / "run").status.state == "finished"
+    assert (tmp_path / "run/.git/config").read_text() == "mine"
+
+
 def test_an_existing_directory_is_refused(tmp_path: Path) -> None:
     model = fresh()
     with sl.watch(model, out=tmp_path / "run", every=1) as w:

@@ -56,6 +56,7 @@ class AlarmSink:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._told = list(state["told"])
+        self.record(alarms=self._told)  # run.json may hold alerts about rows after the checkpoint
         self._safely(lambda: self.alarm.load_state_dict(state["alarm"]))
 
     def _hear(self, alerts: Sequence[Alert]) -> None:

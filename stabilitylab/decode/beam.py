@@ -47,7 +47,8 @@ def translate(
     The score of n ids, EOS counted, is their log p over n^length_penalty ("fairseq") or over ((5 + n) /
     6)^length_penalty ("gnmt"). PAD, BOS and MASK are never generated (the other log p are the model's own, not
     renormalised); an empty translation, EOS alone, may be. A hypothesis has at most ``max_length`` ids, EOS counted:
-    the last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017, Sec. 6.1).
+    the last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017, Sec. 6.1). A decoder
+    with learned positions gives at most as many ids as it has positions.
 
     As in fairseq, of the best 2 ``beam`` continuations the best ``beam`` without EOS stay open, and those with EOS end
     a hypothesis if they are among the best ``beam``. A sentence is finished when no open hypothesis can exceed the
@@ -61,7 +62,9 @@ def translate(
     training = model.training
     model.eval()
     try:
-        search = _Search(CachedDecoder(model, source, source_mask), limit, beam, length_penalty, penalty_kind)
+        decoder = CachedDecoder(model, source, source_mask)
+        limit = limit if decoder.longest is None else limit.clamp(max=decoder.longest)
+        search = _Search(decoder, limit, beam, length_penalty, penalty_kind)
         while search.unfinished:
             search.step(stop_early)
     finally:

@@ -62,6 +62,7 @@ class CachedDecoder:
 
     Every sentence has the same number of hypotheses; those of sentence b are the rows b K .. b K + K - 1. The layers'
     own residuals join the sub-layers to the stream, so that every architecture is decoded as it was trained.
+    ``longest``: the number of tokens that it can take, which learned positions limit; None: any number.
     """
 
     def __init__(self, model: Transformer, source: Tensor, source_mask: Tensor | None = None) -> None:
@@ -88,6 +89,7 @@ class CachedDecoder:
             self.cross_attentions.append(cross)
             self.layers.append([_joined(layer.self_attn, own), _joined(layer.cross_attn, cross), layer.ffn])
         self.length = 0
+        self.longest = None if self.stack.positions is None else self.stack.positions.num_embeddings
         self.shares_values = model.config.value_residual != "off"
 
     def step(self, tokens: Tensor) -> Tensor:

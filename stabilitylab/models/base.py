@@ -262,7 +262,7 @@ class _Archs(Registry[type[Residual]]):
             yield
 
     def resolve(self, name: str) -> str:
-        if why := MISSING.get(spelling(name)):
+        if name not in self and (why := MISSING.get(spelling(name))):  # a plug-in may build one of them
             raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")
         return super().resolve(name)
 

@@ -17,7 +17,7 @@ from ..probes import chosen
 from ..store import RunWriter
 from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import Footprint, check_memory, estimate
-from ..train.hessian import without_hessian
+from ..train.hessian import say_unmeasured, without_hessian
 from ..train.run import Plan, manifest
 from .attention import lemma41
 from .curvature import KNOWN, curvature
@@ -37,7 +37,9 @@ def measure(config: Config, out: Path, name: str) -> Path:
     does not suffice.
     """
     prepare_process(config.train.threads)
-    path, config = out / name, without_hessian(settled(config))
+    say_unmeasured(config)
+    path, asked = out / name, settled(config)
+    config = without_hessian(asked)
     if (path / "run.json").exists():
         raise UsageError(f"{path} exists already and is never overwritten: choose another --name.")
     device = resolve_device(config.train)
@@ -52,7 +54,7 @@ def measure(config: Config, out: Path, name: str) -> Path:
                 f"out of memory on {device}: give a smaller --depth or --set data.sentences=..."
             ) from error
         raise
-    facts = manifest(Plan(config, dataset, device, footprint)) | {"kind": "onestep", "precision": "float64"}
+    facts = manifest(Plan(asked, dataset, device, footprint)) | {"kind": "onestep", "precision": "float64"}
     return _write(path, facts, metrics, tables)
 
 

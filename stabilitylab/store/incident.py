@@ -20,8 +20,9 @@ import pyarrow as pa
 from ..errors import DamagedError, InputError
 from ..schema import Cells, Table
 from .arrays import floats, integers
+from .aside import free_place
 from .documents import read_document, write_document
-from .files import inside, make_directory, replace_file
+from .files import inside, make_directory, replace_file, sync_directory, writing
 from .identity import Identity
 from .layout import METRICS, TABLE_NAME
 from .parts import parquet, tidy
@@ -83,6 +84,22 @@ def read_incident(run: Path, identity: Identity) -> dict[str, Any] | None:
     if not isinstance(facts.get("step"), int):
         raise DamagedError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.", run)
     return facts
+
+
+def keep_until(run: Path, step: int, attempt: int, identity: Identity) -> None:
+    """Move an incident after ``step`` to aside/: a resumed run makes these rows anew. A damaged file stays."""
+    if os.path.lexists(run / FILE):
+        try:
+            facts = read_incident(run, identity)
+        except InputError:
+            return
+        if facts is not None and facts["step"] <= step:
+            return
+    with writing(run):
+        for path in (run / FILE, run / FOLDER):  # without incident.json nobody reads the folder
+            if os.path.lexists(path):
+                os.replace(path, free_place(run, f"attempt-{attempt}", path))
+        sync_directory(run)
 
 
 def _metrics(rows: Sequence[Kept]) -> pa.Table:

@@ -40,13 +40,14 @@ class Pieces:
         self.run, self.identity, self.schema = run, identity, schema
         self.waiting = journals(run)  # listed before the parts: a journal that has gone since has become parts
         self.done: dict[str, Parts | DamagedError] = {table: parts(run, table)}
+        self.stamps = stamps_of(_paths(self.done[table]))
         # read after the files were listed: a resume shortens the inventory before it moves any file
         self.inventory = inventory.read(run, identity)
 
     def read(self, name: str, schema: pa.Schema | None, table: Table | None) -> Iterator[pa.Table]:
         """Yield each part of ``name``, or its journal if the part does not exist yet. ``table``: None for metrics.
 
-        Raises FileNotFoundError if a file has gone since it was listed.
+        Raises FileNotFoundError if a file has gone, or a part was written again, since it was listed.
         """
         done = self.done[name]
         if isinstance(done, DamagedError):
@@ -65,7 +66,12 @@ class Pieces:
                 yield found if schema is None else found.select(schema.names)
 
     def _part(self, path: Path, schema: pa.Schema | None, entries: Sequence[Entry]) -> pa.Table:
-        return read_part(self.run, path, schema, self.identity, entries)
+        try:
+            return read_part(self.run, path, schema, self.identity, entries)
+        except DamagedError:  # or written again, with a new column, after the inventory was read
+            if path in self.stamps and _stamp(path) != self.stamps[path]:
+                raise FileNotFoundError(path) from None
+            raise
 
     def _records(self, number: int) -> Records | None:
         """Read a journal; None if it has gone since it was listed, so that its part exists by now."""

@@ -26,6 +26,7 @@ from .files import Lock, is_locked, make_directory, replace_file, sync_directory
 from .identity import Identity, identity_of, later_identity, new_identity
 from .incident import FILE as INCIDENT
 from .incident import Kept, write_incident
+from .incident import keep_until as keep_incident_until
 from .journal import Journal, read_records
 from .layout import (
     METRICS,
@@ -158,7 +159,9 @@ class RunWriter:
             if earlier := parts(path, METRICS):
                 steps = read_part(path, earlier[max(earlier)], pa.schema([("step", pa.int64())]), identity)
                 writer._last_step = int(np.max(numbers(steps["step"])))
-            keep_until(path, -1 if writer._last_step is None else writer._last_step, before, identity)
+            last = -1 if writer._last_step is None else writer._last_step
+            keep_until(path, last, before, identity)
+            keep_incident_until(path, last, len(document["attempts"]), before)
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
             document.update(new)

@@ -20,6 +20,7 @@ from ..experiments import Experiment
 from ..inputs import shown
 from ..registry import PLUGINS, named_plugins
 from ..store import Run
+from ..store.existing import in_the_way
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
 from ..store.layout import checkpoints, is_run_name
 from . import toml
@@ -164,7 +165,7 @@ def _stopped_early(run: Run, experiment: Experiment) -> Experiment | None:
 
 def _not_begun(job: Job) -> Job:
     if job.path.is_dir():
-        if any(not p.name.startswith(".") and p.name != "status.json" for p in job.path.iterdir()):
+        if in_the_way(job.path):  # not the remains of a run that died while it began
             raise InputError(f"{job.path} holds files but no run: move it elsewhere, or choose another --out.")
         if is_locked(job.path):
             return Job(job.experiment, job.out, "running")

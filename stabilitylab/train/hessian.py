@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 NEEDS = ("sharpness", "preconditioned_sharpness")  # critical_sharpness takes losses alone
 
 
-def without_hessian(config: Config) -> Config:
-    """Return the configuration, without the probes :data:`NEEDS` if the Hessian cannot be computed.
+def unmeasured(config: Config) -> dict[str, str]:
+    """Return the probes :data:`NEEDS` that are asked for and cannot be computed, each with the reason.
 
     The Hessian cannot be computed if an architecture detaches a part of the forward pass. Raises UsageError if the user
     named one of the probes.
@@ -22,10 +22,22 @@ def without_hessian(config: Config) -> Config:
     archs, asked = inexact(config.model), chosen(config.probes.names)
     found = [name for name in NEEDS if name in asked] if archs else []
     if not found:
-        return config
+        return {}
     why = f"{archs[0]} detaches a part of its forward pass, so that its backward pass is not the gradient of the loss"
     if named := [name for name in found if asked[name]]:
         raise UsageError(f"probe {named[0]!r} needs a Hessian, and {why}: leave the probe out.")
-    log.warning("not measured: %s (%s).", ", ".join(found), why)
-    names = (*config.probes.names, *(f"-{name}" for name in found))
-    return config.changed(probes={"names": names})
+    return dict.fromkeys(found, why)
+
+
+def say_unmeasured(config: Config) -> None:
+    """Log which probes :func:`unmeasured` leaves out. Raises UsageError if the user named one of them."""
+    if found := unmeasured(config):
+        log.warning("not measured: %s (%s).", ", ".join(found), next(iter(found.values())))
+
+
+def without_hessian(config: Config) -> Config:
+    """Return the configuration without the probes that :func:`unmeasured` leaves out."""
+    found = unmeasured(config)
+    return (
+        config.changed(probes={"names": (*config.probes.names, *(f"-{name}" for name in found))}) if found else config
+    )

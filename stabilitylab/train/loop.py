@@ -35,6 +35,7 @@ from .fast import (
     explained,
     shapes_of,
 )
+from .hessian import without_hessian
 from .judging import Judging
 from .passes import Passes
 from .ranks import Team
@@ -87,11 +88,12 @@ class Trainer:
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
         ).to(device)
-        torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
-        if state is None:
-            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)  # each rank calibrates on the whole batch
+        if state is None:  # each rank calibrates on the whole batch, with the dropout masks of the first
+            torch.manual_seed(Team().seed(train.seed))
+            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)
         else:
             self._load_model(state)
+        torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
         self.model.set_row(self.row)
         for stack in self.model.stacks.values():
             stack.checkpointing = train.activation_checkpointing
@@ -110,7 +112,7 @@ class Trainer:
         self.watcher = Watcher(
             self.spread,
             run,
-            probes=config.probes.names,
+            probes=without_hessian(config).probes.names,  # a run records the names as they were asked for
             every=config.probes.every,
             update_every=config.probes.update_every,
             optimizer=self.optimizer,

@@ -26,7 +26,7 @@ from . import checkpoint
 from .environment import alignment, prepare_process, provenance, resolve_device
 from .fast import is_compiled, recorder_for
 from .footprint import Footprint, check_memory, estimate
-from .hessian import without_hessian
+from .hessian import say_unmeasured, unmeasured
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
 
@@ -62,7 +62,7 @@ def plan(config: Config) -> Plan:
     fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
-    config = without_hessian(config)  # before the data are read: an unknown name of a probe raises an error here
+    say_unmeasured(config)  # before the data are read: an unknown name of a probe raises an error here
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)
@@ -109,7 +109,7 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
     change. ``audience``: the receiver of the progress.
 
     If the run was killed after its last update, only the last held-out pass and the verdict are made. Raises UsageError
-    for a run that has all its steps, InputError if its data have changed.
+    for a run that has all its steps, or more than ``steps``; InputError if its data have changed.
     """
     stored = Run.open(path)
     config = validated(complete(stored.config))
@@ -120,6 +120,8 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
     prepared.team.own(state)
     if state["row"] >= config.train.steps and stored.status.state in ("finished", "diverged"):
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
+    if state["row"] > config.train.steps:
+        raise UsageError(f"{path} has made {state['row']} steps already; give --steps N with a larger N.")
     now, then = prepared.dataset.describe(), stored.manifest["data"]
     if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
@@ -186,7 +188,7 @@ def _carry_out(
         with listening(at_once=plan.team.size == 1) as caught:
             given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
             trainer = Trainer(*given)
-            run.record(probes_dropped=dict(trainer.watcher.dropped))
+            run.record(probes_dropped={**unmeasured(plan.config), **dict(trainer.watcher.dropped)})
             if len(trainer.groups) > 1:
                 run.record(optimizer_groups=[group.described() for group in trainer.groups])
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)

@@ -91,6 +91,21 @@ def test_a_resumed_run_keeps_its_past(tmp_path: Path) -> None:
     assert [alert["sentence"] for alert in told] == [alert.sentence for alert in whole]
 
 
+def test_an_alarm_of_rows_after_the_checkpoint_is_not_the_resumed_runs(tmp_path: Path) -> None:
+    loop = Loop(bad=24)
+    with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer, alarm=Alarm(RULES)) as w:
+        loop.run(w, 0, 22)
+        state = w.checkpoint()
+        loop.run(w, 22, 26)
+    assert [alert["step"] for alert in recorded(Run.open(tmp_path / "a").manifest)] == [24]
+    healed = Loop()
+    options = {"resume": state, "alarm": Alarm(RULES)}
+    with sl.watch(healed.model, out=tmp_path / "a", every=1, optimizer=healed.optimizer, **options) as w:
+        healed.run(w, 22, 26)
+    assert w.alarm.alerts == []
+    assert recorded(Run.open(tmp_path / "a").manifest) == []
+
+
 def test_an_alarm_that_breaks_ends_itself_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Alarm):
         def observe(self, step: int, metrics: Any, tables: Any) -> list[Alert]:

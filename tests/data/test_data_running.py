@@ -82,6 +82,22 @@ def test_a_validation_text_of_its_own(file: Path, tmp_path: Path) -> None:
         load_data(config(file, valid=f"{valid},{valid}"), stack="decoder")
 
 
+def test_two_files_that_were_parallel_text_before_are_read_anew(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STABILITYLAB_CACHE", str(tmp_path / "cache"))
+    valid = tmp_path / "valid.txt"
+    valid.write_text(file.read_text(encoding="utf-8").replace("words", "end"), encoding="utf-8")
+    parallel = config(file, source=f"text:{file},{valid}", max_length=64)
+    pairs = load_data(parallel, stack="encoder-decoder").describe()
+    running = load_data(config(file, valid=str(valid)), stack="decoder")
+    training = " ".join(running.decode(labels.tolist()) for labels in running.micro_batch(0).labels)
+    held_out = " ".join(running.decode(labels.tolist()) for labels in running.held_out.labels)
+    assert "words" in training, "the text of data.source is trained on"
+    assert "words" not in held_out, "the text of data.valid is held out"
+    assert load_data(parallel, stack="encoder-decoder").describe() == pairs
+
+
 def test_what_it_is_not_for_and_what_it_lacks_is_said(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"one text without translations.*--stack decoder"):
         load_data(config(file), stack="encoder-decoder")

@@ -85,6 +85,14 @@ def test_the_length_penalty_decides(translator, shifted, sources) -> None:
     assert sum(found["fairseq", 0.0]) < sum(found["fairseq", 0.6]) < sum(found["fairseq", 2.0])
 
 
+@pytest.mark.parametrize("asked", [None, 40])
+def test_learned_positions_limit_the_length(asked, translator, shifted, sources) -> None:
+    model = shifted(translator(positions="learned", context=12), EOS, -100)
+    found = translate(model, *sources, max_length=asked)
+    assert [len(hypothesis.ids) for hypothesis in found] == [12] * 6
+    assert all(hypothesis.ids.index(EOS) == 11 for hypothesis in found)
+
+
 @pytest.mark.parametrize("kind", ["fairseq", "gnmt"])
 def test_scores_are_those_of_the_whole_model(kind, translator, sources) -> None:
     source, mask = sources

@@ -188,3 +188,15 @@ NOT_BUILT = ("SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P"
 def test_schemes_that_are_not_built_are_refused_with_what_is_missing(name) -> None:
     with pytest.raises(UsageError, match=r"is not built: .*(read|state|later).*; choose one of"):
         ARCHS.resolve(name)
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_a_plug_in_may_build_such_a_scheme(name) -> None:
+    with ARCHS.restored():
+
+        @arch(name.lower())
+        class Built(PreLN):
+            pass
+
+        assert ARCHS[name] is Built
+        build_model(arch=name, depth=2, **VOCAB)

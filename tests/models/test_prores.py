@@ -150,3 +150,10 @@ def test_a_tiny_run_opens_its_layers_within_a_fifth_of_its_updates() -> None:
 
     assert (of(), of(prores_T=1000)) == (12, 1000)  # 240 updates, 4 layers a side
     assert resolve({"preset": "small", "model": {"arch": "preln", "prores": "linear"}}, depth=8).model.prores_T == 1000
+
+
+@pytest.mark.parametrize("settings", [{}, {"prores": "equal"}, {"prores_order": "through"}, {"stack": "decoder"}])
+def test_the_last_layer_of_a_tiny_run_opens_after_a_fifth_of_its_updates(settings) -> None:
+    config = resolve({"model": {"arch": "preln", "prores": "linear", **settings}}, depth=8)
+    opening = Progress(config.model)
+    assert next(row for row in range(config.train.steps) if opening.smallest(row) == 1) == config.train.steps // 5

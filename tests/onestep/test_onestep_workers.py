@@ -146,3 +146,10 @@ def test_an_unfinished_run_is_removed_and_a_newer_versions_is_another_configurat
 def test_nothing_to_do_starts_nothing(tmp_path: Path) -> None:
     assert measure_all([], tmp_path / "none", 2, pytest.fail) == {}
     assert not (tmp_path / "none").exists()
+
+
+def test_a_measurement_is_known_again_that_left_out_what_it_cannot_measure(tmp_path: Path) -> None:
+    config = config_of("gpas").changed(probes={"names": ("all",)})
+    path = measure(config, tmp_path, "one")
+    assert Run.open(path).config["probes"]["names"] == ["all"]
+    assert is_finished(path, config)

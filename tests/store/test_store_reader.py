@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from store_cases import CONFIG, GRAD_NORM, SIMILARITY, TABLES, cells, new_run, p
 
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.store import Run, RunWriter, load_runs, pieces
+from stabilitylab.store import Run, RunWriter, inventory, load_runs, pieces
 from stabilitylab.store.combine import combine
 
 
@@ -304,6 +305,29 @@ def test_a_writer_that_compacts_at_every_read_is_read_all_the_same(
     monkeypatch.setattr(pieces, "read_records", race)
     assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5
     assert len(reads) == 1
+    writer.close()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_read_that_races_with_a_new_column_of_the_first_part(
+    snapshot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer writes the first part again after the reader has read the inventory."""
+    writer = new_run(tmp_path / "run", 0, 1)
+    writer.seal()
+    put(writer, 4)  # has a metric that the first part lacks
+    run, read = Run.open(tmp_path / "run"), inventory.read
+
+    def then_the_writer_seals(*asked: Any) -> Any:
+        found = read(*asked)
+        monkeypatch.setattr(inventory, "read", read)
+        writer.seal()
+        return found
+
+    monkeypatch.setattr(inventory, "read", then_the_writer_seals)
+    metrics = (run.snapshot() if snapshot else run).metrics
+    assert metrics["step"].tolist() == [0, 1, 4]
+    np.testing.assert_array_equal(metrics["late"], [np.nan, np.nan, 12.0])
     writer.close()
 
 

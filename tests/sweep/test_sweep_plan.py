@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sweep_cases import config, experiment, finishes, leave, left, planned
 
 from stabilitylab.config import Config, read_config_file, resolve
-from stabilitylab.errors import InputError, UsageError
+from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.experiments import experiments
 from stabilitylab.store import load_runs
 from stabilitylab.sweep import commands, plan, status_table, toml
@@ -139,6 +139,22 @@ def test_two_runs_of_one_name_and_foreign_folders_are_refused(tmp_path: Path) ->
     (tmp_path / "a" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds files but no run"):
         planned(tmp_path, "a")
+
+
+@pytest.mark.parametrize("last", ["write_document", "write_run_json"])
+def test_a_run_that_died_while_it_began_is_new(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise ResourceError("no space left on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"stabilitylab.store.writer.{last}", full)
+        with pytest.raises(ResourceError):
+            left(planned(tmp_path, "a")[0], "running")
+    assert (tmp_path / "a/inventory.jsonl").exists()
+    job = planned(tmp_path, "a")[0]
+    assert (job.state, job.resumable) == ("new", False)
+    left(job, "finished", step=4, verdict="learning")
+    assert job.now().state == "finished"
 
 
 @pytest.mark.slow

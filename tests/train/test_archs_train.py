@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rest_slow import SOME_ARCHS, rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.models import ARCHS
-from stabilitylab.store import RunWriter
+from stabilitylab.store import AbsentRun, RunWriter
 from stabilitylab.train import plan
 from stabilitylab.train.loop import Trainer
+from stabilitylab.train.ranks import Team
 
 STEPS = 30
 WITHOUT_NORMS = ("train.steps=60", "train.warmup=10")  # their branches start at or near 0
@@ -50,3 +52,18 @@ def test_on_multi30k(arch: str, multi30k: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), (), SOME))
 def test_on_the_made_up_language(arch: str, tmp_path: Path) -> None:
     learns(tmp_path / "run", arch)
+
+
+def test_all_ranks_calibrate_admin_alike_with_dropout() -> None:
+    """FSDP shards each rank's own weights, so that they must be equal."""
+    sets = ["model.arch=admin", "model.dropout=0.1", "data.sentences=4", "data.held_out=6", "probes.names=['none']"]
+    prepared = plan(resolve(parse_set(sets), depth=4))
+
+    def omegas(team: Team) -> torch.Tensor:
+        trainer = Trainer(prepared.config, prepared.dataset, AbsentRun("nowhere"), torch.device("cpu"), team=team)
+        return torch.stack([p.detach() for n, p in trainer.model.named_parameters() if n.endswith("omega")])
+
+    alone, first, second = (omegas(team) for team in (Team(), Team("none", 0, 2), Team("none", 1, 2)))
+    assert torch.equal(first, alone)
+    assert torch.equal(second, alone)
+    assert alone.std(dim=1).max() == 0, "each is one number, repeated"

@@ -66,6 +66,25 @@ def test_it_starts_and_then_has_nothing_to_do(run: Any, tmp_path: Path) -> None:
     )  # the same run
 
 
+def test_it_knows_a_run_again_that_left_out_what_it_cannot_measure(run: Any, tmp_path: Path) -> None:
+    settings = ["model.arch=gpas", *SETTINGS[1:3], "train.steps=1", "probes.names=['all']"]
+    command = [
+        "probe",
+        "--resume",
+        "auto",
+        "--depth",
+        "2",
+        "-q",
+        *(word for text in settings for word in ("--set", text)),
+    ]
+    assert run(*command)[0] == 0
+    done = Run.open(tmp_path / "runs/gpas-2-s0")
+    assert done.config["probes"]["names"] == ["all"]
+    assert not {"sharpness", "preconditioned_sharpness"} & {*done.tables}
+    assert "gpas detaches a part" in done.manifest["probes_dropped"]["sharpness"]
+    assert run(*command) == (0, "runs/gpas-2-s0\n", "")
+
+
 @pytest.mark.slow
 def test_it_goes_on_bit_for_bit(run: Any, tmp_path: Path) -> None:
     assert run(*COMMAND, "--name", "whole", "-q")[0] == 0
@@ -91,6 +110,15 @@ def test_without_a_checkpoint_it_starts_anew_and_nothing_is_lost(run: Any, tmp_p
     aside = tmp_path / "runs/sweep/aside/mine-1"
     (aside / "run.json.aside").rename(aside / "run.json")
     np.testing.assert_array_equal(Run.open(aside).metrics["loss"], rows["loss"])
+
+
+def test_fewer_steps_than_were_made_are_refused(run: Any, tmp_path: Path) -> None:
+    path = broken(tmp_path / "runs")
+    before = contents(tmp_path)
+    code, out, err = run("probe", "--resume", str(path), "--steps", "3", "-q")
+    assert (code, out) == (2, "")
+    assert err == f"stabilitylab: {path} has made 4 steps already; give --steps N with a larger N.\n"
+    assert contents(tmp_path) == before, "its configuration still says 7 steps"
 
 
 @pytest.mark.parametrize("state", rest_slow(["finished", "interrupted"], ["interrupted"]))

@@ -62,7 +62,7 @@ def load_running(file: str, config: DataConfig) -> Corpus:
         return [], decoded(paths[split], raw[paths[split]], bounds)
 
     corpus = bpe.encode_corpus(
-        [hashes[path] for path in paths.values()],
+        ["running text", *(hashes[path] for path in paths.values())],  # two files may be parallel text elsewhere
         lambda: {split: lines(split) for split in paths},
         config.vocab_size,
         {"files_sha256": {str(path): digest for path, digest in hashes.items()}},

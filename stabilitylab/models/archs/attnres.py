@@ -95,7 +95,8 @@ class OverBlocks(Attending):
     r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes.
 
     Kimi Team 2026 (2603.15031), Eqs. 5-6. Inside a block, the sum of the block so far is one more source. With N = L
-    this is AttnRes over single outputs. If N does not divide L, the last block is shorter (ours).
+    this is AttnRes over single outputs. If N does not divide L, blocks have L / N sub-layers rounded up (ours): the
+    last block is shorter, or there are fewer than N.
     """
 
     class Options(ArchOptions):
