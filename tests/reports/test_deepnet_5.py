@@ -362,3 +362,15 @@ def test_claims_on_two_architectures_need_both(tmp_path: Path, id: str) -> None:
 def test_pilots_are_no_evidence(tmp_path: Path) -> None:
     make_steps(tmp_path, seeds=(0, 1, 2), depths=(6, 12))
     assert verdict(tmp_path, "C20") == "not testable"
+
+
+@pytest.mark.parametrize(("id", "depth"), [("C26", 6), ("C26", 12), ("C23", 6), ("C23", 12)])
+def test_a_number_that_is_not_known_leaves_its_seed_undecided(id: str, depth: int, tmp_path: Path) -> None:
+    def lost(law: Law) -> Law:
+        return lambda n, seed: math.nan if (n, seed) == (depth, 4) else law(n, seed)
+
+    laws = {"deepnorm adam.qk": lost(RIGHT["deepnorm adam.qk"])}
+    make_steps(tmp_path, laws, depths=(6, 12), bound=lost(lambda n, seed: 0.9))
+    found = one(tmp_path, id)
+    assert found.verdict == "inconclusive"
+    assert [seed for seed, value in found.effects[0]["values"].items() if math.isnan(value)] == ["4"]

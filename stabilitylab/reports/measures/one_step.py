@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from ...experiments import command
 from ..base import MissingRuns
 from ..claims import Effect
@@ -40,10 +42,10 @@ def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> 
 
 
 def largest_by_seed(runs: Runs, value: Callable[[Record], float]) -> dict[int, float]:
-    """Maps seed to the largest value over all its depths."""
+    """Map seed to the largest value over all its depths; NaN if one of them is."""
     found: dict[int, float] = {}
     for record in runs:
-        found[record.seed] = max(found.get(record.seed, -math.inf), value(record))
+        found[record.seed] = float(np.maximum(found.get(record.seed, -math.inf), value(record)))
     return found
 
 

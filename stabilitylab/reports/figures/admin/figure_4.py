@@ -211,7 +211,7 @@ def preln_and_admin_are_logarithmic(runs: Runs) -> list[Effect]:
         name, power = style.title(label), {seed: fit["power"] for seed, fit in found.items()}
         apart.append(Effect(f"AIC(linear) - AIC(log), {name}", _advantage(found, "log", "linear"), of=group))
         exponents.append(Effect(f"exponent, {name}", power, of=group))
-    smaller = together("AIC(linear) - AIC(log), the smaller", apart, min, Region(low=4), Region(high=-4))
+    smaller = together("AIC(linear) - AIC(log), the smaller", apart, np.min, Region(low=4), Region(high=-4))
     return [smaller, *apart, *exponents]
 
 
