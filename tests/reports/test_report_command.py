@@ -129,6 +129,8 @@ def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path)
         (["report", "runs", "--figure", "branchnorm:99"], 2, "unknown figure"),
         (["report", "runs", "--run", "nobody"], 2, "no run 'nobody'"),
         (["claims", "runs", "--claim", "C99"], 2, "unknown claim"),
+        (["claims", "runs", "--power", "--fast"], 2, "leave one of the two out"),
+        (["claims", "runs", "--data", "synthetic"], 2, "--data is the data of the runs that --fast makes"),
     ],
 )
 def test_bad_input_is_one_sentence(run, tmp_path: Path, arguments: list[str], code: int, sentence: str) -> None:
