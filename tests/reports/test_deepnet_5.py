@@ -374,3 +374,12 @@ def test_a_number_that_is_not_known_leaves_its_seed_undecided(id: str, depth: in
     found = one(tmp_path, id)
     assert found.verdict == "inconclusive"
     assert [seed for seed, value in found.effects[0]["values"].items() if math.isnan(value)] == ["4"]
+
+
+def test_stacks_of_two_depths_are_no_point_of_the_depth_of_the_deeper_one(tmp_path: Path) -> None:
+    make_steps(tmp_path, depths=(6, 12))
+    laws = {f"{arch} {row.site}": power(1e6, 0.0) for arch in ("postln", "deepnorm") for row in SITES}
+    make_steps(tmp_path / "uneven", laws, depths=(12,), settings={"model": {"encoder_layers": 6}})
+    assert {run.layers for run in load(tmp_path)} == {(6, 6), (12, 12), (6, 12)}
+    assert [verdict(tmp_path, id) for id in ("C19", "C20", "C22")] == ["reproduced"] * 3
+    assert max(UpdateAgainstDepth().picture(load(tmp_path)).panels[0].series[0].y) < 1e3

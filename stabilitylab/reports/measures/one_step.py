@@ -12,6 +12,7 @@ from ..base import MissingRuns
 from ..claims import Effect
 from ..collection import LAYERS, Record, Runs
 from ..statistics import Region, slope
+from .quality import even
 
 
 def rate(record: Record, optimizer: str, group: str) -> float:
@@ -23,8 +24,9 @@ def rate(record: Record, optimizer: str, group: str) -> float:
 
 
 def one_step_runs(runs: Runs) -> Runs:
-    """Pick the richest group of one-step runs that differ only in depth, architecture and seed."""
-    groups = runs.where(kind="onestep", table="update_rate").groups(*LAYERS)
+    """Pick the richest group of one-step runs, of stacks that are equally deep, that differ only in depth, architecture
+    and seed."""
+    groups = runs.where(even, kind="onestep", table="update_rate").groups(*LAYERS)
     if not groups:
         raise MissingRuns("no one-step run with update_rate", command("deepnet:5"))
     return max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))
