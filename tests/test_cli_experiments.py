@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rest_slow import slow
 
-from stabilitylab import experiments
+from stabilitylab import decode, experiments
 from stabilitylab.config import read_config_file, resolve
-from stabilitylab.store import Run
+from stabilitylab.store import Run, RunWriter
+from stabilitylab.store.evaluation import write_evaluation
 
 pytestmark = pytest.mark.usefixtures("forked_runs")
 SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
@@ -124,6 +126,35 @@ def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     code, out, _ = run("evaluate", "runs/s3", "runs/s4", "--paired", "--json")
     assert code == 0
     assert len(json.loads(out)["paired"]["systems"]) == 2
+
+
+def test_paired_uses_earlier_evaluations_of_the_same_options_and_updates_alone(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "fairseq", "data": "text:a,b", "sentences": 9}
+    whole = {"bleu": 9.0, "chrf": 20.0, "signature": "s", "alpha": None, "truncated": 0, "row": 100, **options}
+    for name in ("a", "b"):
+        with RunWriter.create(tmp_path / "runs" / name, {"label": "postln", "config": {}}) as writer:
+            writer.open([])
+            writer.set_status("finished", 100)
+        write_evaluation(tmp_path / "runs" / name, whole)
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def evaluate(path: Path, *, device: str, progress: object, **given: Any) -> dict[str, Any]:
+        made.append((path.name, given))
+        return whole | given
+
+    monkeypatch.setattr(decode, "evaluate", evaluate)
+    monkeypatch.setattr(decode, "paired", lambda *paths: {})
+    both = ["evaluate", "runs/a", "runs/b", "--paired", "--json"]
+    assert run(*both, "--beam", "4", "--data", "text:a,b", "--sentences", "9")[0] == 0
+    assert made == []
+    assert run(*both, "--beam", "1")[0] == 0
+    assert made == [("a", {"beam": 1}), ("b", {"beam": 1})]
+    made.clear()
+    write_evaluation(tmp_path / "runs" / "b", whole | {"row": 50})
+    assert run(*both)[0] == 0
+    assert made == [("b", {})]  # it was trained further since
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.terminal import LiveDisplay, duration, number, sparkline, worst_ln_input
+from stabilitylab.store import Run, RunWriter
+from stabilitylab.terminal import LiveDisplay, duration, number, sparkline, summary, worst_ln_input
 from stabilitylab.train.loop import Report
 
 TABLE = Table("ln_input", ("value", "shortcut"), (Row("a", "encoder", 1, "ffn"), Row("b", "decoder", 7, "ffn")))
@@ -123,3 +124,30 @@ def test_the_panel_shows_a_probe_without_layers_in_words() -> None:
     text = stream.getvalue()
     assert "critical sharpness [learning rates], step 200" in text
     assert "headroom 12.340, low 11.900\n" in text
+
+
+def test_the_table_by_depth_shows_the_last_row_of_a_run_that_broke(tmp_path: Path) -> None:
+    rows = tuple(Row(f"decoder.layers.{n}", "decoder", n + 1) for n in range(2))
+    config = {"model": {"encoder_layers": 0, "decoder_layers": 2}}
+    one = np.array([[1.0], [2.0]])
+    with RunWriter.create(tmp_path / "run", {"kind": "train", "label": "postln", "config": config}) as writer:
+        writer.open([Table(name, ("value",), rows, total="norm") for name in ("lost", "partly", "missing", "absent")])
+        for step in range(3):
+            cells = {"lost": one, "partly": one, "missing": one, "absent": one}
+            gone = np.zeros(2, bool)
+            if step == 2:
+                cells |= {"lost": one * math.nan, "partly": np.array([[1.0], [math.nan]])}
+                gone = np.array([False, True])
+            tables = {name: Cells(values, np.zeros(2, bool)) for name, values in cells.items()}
+            tables["missing"] = Cells(one, np.zeros(2, bool), gone[:, None])
+            tables["absent"] = Cells(one, np.full(2, step == 2))
+            writer.append(step, {"loss": 1.0}, tables)
+        writer.set_status("finished", 3)
+    head, body = summary(Run.open(tmp_path / "run"))
+    assert head == ["probe", "step", "dec 1", "dec 2"]
+    assert body[1::2] == [
+        ["lost", "2", "nan", "nan"],
+        ["partly", "2", "1.000", "nan"],
+        ["missing", "2", "1.000", "-"],
+        ["absent", "1", "1.000", "2.000"],  # no gradient at step 2: nothing was measured
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from ..errors import UsageError
 from ..printable import screen
@@ -77,7 +78,7 @@ def bisect(
     kinds = [_is_factory(text) for text in (a, b)]
     if len({*kinds}) > 1:
         raise UsageError("A and B must be of one kind: two stored runs or files, or two PACKAGE.MODULE:FACTORY.")
-    with screen(stderr=True).status(f"comparing {a} and {b}"):
+    with screen(stderr=True).status(Text(f"comparing {a} and {b}")):
         if all(kinds):
             if foreign := [name for name, given in (("--control", control), ("--step", step is not None)) if given]:
                 raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since A and B are models.")

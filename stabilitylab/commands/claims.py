@@ -44,6 +44,10 @@ def claims(
     """
     if pilot and not power:
         raise UsageError("--pilot gives --power the spread of each claim's number: add --power.")
+    if power and fast:
+        raise UsageError("--power looks at runs before they are made, and --fast makes them: leave one of the two out.")
+    if data is not None and not fast:
+        raise UsageError("--data is the data of the runs that --fast makes: add --fast, or leave --data out.")
     if power:
         return _power(folder, pilot, only or (), as_json)
     if fast:

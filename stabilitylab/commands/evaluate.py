@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import Progress
@@ -13,6 +14,9 @@ from ..errors import InputError, UsageError
 from ..printable import screen
 from ._options import JSON, QUIET, VERBOSE
 from .base import command
+
+if TYPE_CHECKING:
+    from ..store import Run
 
 SHOWN = (
     "bleu",
@@ -32,11 +36,16 @@ SHOWN = (
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="One run directory, or several with --paired.")],
     data: Annotated[str | None, typer.Option(help="text:SRC,TGT instead of the run's held-out text.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Width of the beam: hypotheses that are kept.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="Exponent of the length penalty.")] = 0.6,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Width of the beam: hypotheses that are kept.", show_default="4")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Exponent of the length penalty.", show_default="0.6")
+    ] = None,
     penalty_kind: Annotated[
-        Literal["fairseq", "gnmt"], typer.Option(help="score / len^p, or score / ((5 + len) / 6)^p.")
-    ] = "fairseq",
+        Literal["fairseq", "gnmt"] | None,
+        typer.Option(help="score / len^p, or score / ((5 + len) / 6)^p.", show_default="fairseq"),
+    ] = None,
     sentences: Annotated[
         int | None, typer.Option(min=1, help="Translate only the first N sentences.", show_default="all")
     ] = None,
@@ -50,7 +59,11 @@ def evaluate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     paired: Annotated[
-        bool, typer.Option("--paired", help="Compare each run with the first by a paired bootstrap.")
+        bool,
+        typer.Option(
+            "--paired",
+            help="Compare each run with the first by a paired bootstrap. Earlier evaluations by these options count.",
+        ),
     ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
@@ -66,9 +79,14 @@ def evaluate(
             raise UsageError("--paired compares runs: give at least two.")
     elif len(runs) > 1:
         raise UsageError("give one run at a time, or --paired to compare several.")
+    options = {
+        "data": data, "beam": beam, "length_penalty": length_penalty, "penalty_kind": penalty_kind,
+        "sentences": sentences, "max_length": max_length,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
     results = {}
     for run in runs:
-        if paired and (found := Run.open(run).evaluation) is not None:
+        if paired and (found := _earlier(Run.open(run), given)) is not None:
             if lacking := [key for key in SHOWN if key not in found]:
                 told = f"{run / 'evaluation.json'} holds half an evaluation (no {lacking[0]})"
                 raise InputError(f"{told}: run stabilitylab evaluate {run} again.")
@@ -79,12 +97,7 @@ def evaluate(
             bar = progress.add_task("sentences", total=None)
             results[str(run)] = decode.evaluate(
                 run,
-                data=data,
-                beam=beam,
-                length_penalty=length_penalty,
-                penalty_kind=penalty_kind,
-                sentences=sentences,
-                max_length=max_length,
+                **given,
                 device=device,
                 progress=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),
             )
@@ -97,6 +110,15 @@ def evaluate(
         _show(path, result, quiet or paired)
     if comparison is not None:
         print(json.dumps(comparison, indent=2))
+
+
+def _earlier(run: Run, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the evaluation of a run, if it was made with the given options and the run was not trained further since;
+    else None."""
+    found = run.evaluation
+    if found is None or found.get("row", run.status.step) != run.status.step:
+        return None
+    return found if all(found.get(name, value) == value for name, value in given.items()) else None
 
 
 def _show(path: str, result: dict, short: bool) -> None:

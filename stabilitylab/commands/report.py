@@ -93,7 +93,7 @@ def report(
     elif quiet:
         print(built.page)
     else:
-        _show(built)
+        _show(built, whole=not figure)
     for one in built.failed:
         if quiet or as_json:
             print(f"{one.id}: {one.sentence}", file=sys.stderr)
@@ -120,7 +120,8 @@ def _facts(built: Built) -> dict[str, object]:
 FEW = 5  # for runs that test no claim: up to so many figures that could not be drawn get a line each
 
 
-def _show(built: Built) -> None:
+def _show(built: Built, whole: bool) -> None:
+    """Print findings, what could not be drawn, and the judgements. ``whole``: the report has all figures and claims."""
     from ..reports.headline import tallies
 
     console = screen(soft_wrap=True, piped=160)
@@ -128,7 +129,8 @@ def _show(built: Built) -> None:
     for section in built.sections:
         table.add_row(section.id, section.picture.finding)
     console.print(table)
-    of_ones_own = all(one.verdict == "not testable" for one in built.findings)
+    judged = any(one.verdict != "not testable" for one in built.findings)
+    of_ones_own = whole and not judged
     if of_ones_own and len(built.missing) > FEW:
         told = f"\n{len(built.missing)} figures need other runs, and these runs test no claim of the papers."
         console.print(f"{told} The page says what each figure needs, with the command.")
@@ -140,10 +142,13 @@ def _show(built: Built) -> None:
         console.print("\nFailed with an error (-v shows where):")
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}")
-    if not of_ones_own:
+    if judged:
         console.print(f"\n{len(built.findings)} claims:")
         for tally in tallies(built.findings):
             console.print(f"  {tally}")
+    elif not whole:
+        told = "These runs test no claim about" if built.findings else "No claim is about"
+        console.print(f"\n{told} these figures.")
     elif len(built.missing) <= FEW:
         console.print("\nThese runs test no claim of the papers.")
     for path, sentence in built.broken:

@@ -261,15 +261,21 @@ def load(*folders: Path, known: Runs = Runs(()), report: Path | None = None) -> 
     changed. Raises InputError if there is no run at all."""
     before = {record.run.path: record for record in known}
     broken: list[tuple[Path, str]] = []
-    found: dict[Path, Record] = {}
+    found: dict[Path, tuple[Record, str]] = {}
+    taken: set[str] = set()  # the names so far: no two runs have one
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
         for record in Runs.load(folder, broken, before, report):
-            if any(record.name == other.name for other in found.values()):  # a run of another folder has this name
-                record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
-            found.setdefault(record.run.path.resolve(), record)
-    runs, folder = Runs(found.values()), folders[0]
+            path = record.run.path.resolve()
+            if path not in found:
+                longer = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
+                wanted = (record.name, longer, str(record.run.path), str(path))
+                found[path] = record, next(name for name in wanted if name not in taken)
+                taken.add(found[path][1])
+    for record, name in found.values():  # at last: a known record of two of the folders was named anew by each
+        record.name = name
+    runs, folder = Runs(record for record, _ in found.values()), folders[0]
     if not runs:
         why = f"; {broken[0][1]}" if broken else ""
         raise InputError(f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{why}.")

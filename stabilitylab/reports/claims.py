@@ -177,8 +177,8 @@ def together(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """Combine several effects into one, seed by seed, for the seeds that all effects have. ``how``: their mean, the
-    largest, ... The result has ``log`` if all effects have it, and the runs of all effects."""
+    """Combine several effects into one, seed by seed, for the seeds that all effects have. ``how``: numpy's mean,
+    largest, ..., which keep a NaN. The result has ``log`` if all effects have it, and the runs of all effects."""
     seeds = sorted(set.intersection(*({*effect.values} for effect in effects))) if effects else []
     values = {seed: float(how([effect.values[seed] for effect in effects])) for seed in seeds}
     log, of = all(effect.log for effect in effects), [record for effect in effects for record in effect.of]

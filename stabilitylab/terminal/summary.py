@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..histograms import TABLES as HISTOGRAMS
 from .words import number
 
 if TYPE_CHECKING:
     from ..store import Run
 
+Place = tuple[str, int]  # stack and layer
+
 
 def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     """Return header and lines of the table by depth: first, middle, last layer of a stack; first and last recorded row.
 
     Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged if it has none.
-    A number that is measured at the output of a stack stands under its last layer. Histograms are left out: no single
-    column says what they hold.
+    A number that is measured at the output of a stack stands under its last layer. Rows in which no layer was measured
+    are left out; a measured NaN is a number like any other. Histograms are left out: no single column says what they
+    hold.
     """
     model = run.config["model"]
     places = [
@@ -28,14 +33,24 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     tops = dict(places)  # the last place of a stack wins
     body: list[list[str]] = []
     for name in (name for name in run.tables if name not in HISTOGRAMS):
-        table = run.table(name)
-        column = table.main
-        frame = run.frame(name, columns=[column], by="layer" if table.total else None)
-        if not frame["layer"].to_numpy().any():
-            frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack_name"]]
-        inside = frame[(frame["layer"] > 0) & frame[column].notna()]
-        grid = inside.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True)
-        for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line if there is one step
-            at = grid.loc[step]
+        for step, at in _ends(run, name, tops):
             body.append([name, str(step), *(number(at.get(place)) for place in places)])
     return ["probe", "step", *(f"{stack[:3]} {layer}" for stack, layer in places)], body
+
+
+def _ends(run: Run, name: str, tops: dict[str, int]) -> list[tuple[int, dict[Place, float]]]:
+    """Return the first and the last step at which a layer was measured, each with the number of each place that was
+    measured then."""
+    cells = run.cells(name, by="layer" if run.table(name).total else None)
+    layered = any(row.layer for row in cells.rows)
+    of = [(row.stack, row.layer if layered else tops.get(row.stack, 0)) for row in cells.rows]
+    measured = ~cells.missing & np.array([layer > 0 for _, layer in of])
+    steps = np.flatnonzero(measured.any(axis=1)).tolist()
+    found = []
+    for row in dict.fromkeys([*steps[:1], *steps[-1:]]):  # one line if there is one step
+        values: dict[Place, list[float]] = {}
+        for column in np.flatnonzero(measured[row]).tolist():
+            values.setdefault(of[column], []).append(float(cells.values[row, column]))
+        with np.errstate(invalid="ignore", over="ignore"):  # the mean of inf and -inf is NaN
+            found.append((int(cells.steps[row]), {place: float(np.mean(own)) for place, own in values.items()}))
+    return found

@@ -237,3 +237,8 @@ def test_several_controls(runs: dict[str, Path]) -> None:
         mean = max(places[1][name] / 2**0.5, floor[name])  # "same" is the first run bit for bit
         assert places[2][name] == pytest.approx(mean, rel=1e-9), name
     assert all(path.name in both.control for path in (runs["same"], runs["bf16"]))
+
+
+def test_a_path_that_looks_like_a_style_is_a_path(run: Call) -> None:
+    code, _, err = run("bisect", "a[/b]", "[red]c")
+    assert (code, "a[/b]" in err) == (4, True)

@@ -134,6 +134,16 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
     )
 
 
+def test_each_warm_up_has_its_own_number_of_seeds() -> None:
+    runs = [run("deepnorm", w, lr, seed, nll=5 + seed / 10)
+            for w, lr, seed in itertools.product((0, 5), RATES[:2], (3, 4, 5)) if w == 0 or seed == 3]  # fmt: skip
+    *_, own = drawn(*runs)[0]
+    (line,) = own.series
+    assert (own.title, line.x, line.seeds) == ("Sensitivity to the rate", (0, 5), [3, 1])
+    assert line.band is not None
+    assert np.isfinite(line.band[0]).tolist() == [True, False]  # one seed has no interval, and its point is hollow
+
+
 def test_both_are_compared_above_the_least_of_either() -> None:
     def loss(arch: str, warmup: int, lr: float, seed: int) -> float:
         return 3 + seed / 10 + (lr == RATES[1]) + 0.5 * (arch == "branchnorm") + (seed - 4) * (warmup == 5) / 10

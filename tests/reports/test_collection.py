@@ -10,6 +10,7 @@ from edited_runs import edit
 from making import Made, layer_rows, load, make_run
 
 from stabilitylab.errors import InputError
+from stabilitylab.reports import build
 from stabilitylab.reports.measures.comparison import comparable
 
 
@@ -121,3 +122,20 @@ def test_a_run_from_before_a_setting_existed_goes_with_those_at_its_default(tmp_
     assert sorted(record.name for record in first) == ["new", "old"]
     assert [record.name for record in second] == ["rms"]
     assert [record.name for record in load(tmp_path).where(model__norm="layernorm")] == ["new", "old"]
+
+
+def test_runs_of_three_folders_of_one_name_have_three_names(tmp_path: Path) -> None:
+    folders = [tmp_path / letter / "runs" for letter in "abc"]
+    for place, folder in enumerate(folders):
+        make_run(folder, "x", seed=3 + place, metrics={"held_out_nll": [8.0, 5.0 + place]})
+    runs, _ = build.load(*folders)
+    assert [record.name for record in runs] == ["x", "runs/x", str(folders[2] / "x")]
+    assert [record.seed for record in runs] == [3, 4, 5]
+
+
+def test_a_run_that_is_named_twice_keeps_its_name(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "x", metrics={"loss": [1.0]})
+    both = tmp_path / "runs", tmp_path / "runs" / "x"
+    first, _ = build.load(*both)
+    again, _ = build.load(*both, known=first)
+    assert [record.name for record in [*first, *again]] == ["x", "x"]

@@ -85,11 +85,13 @@ def trained(
     told: float = 0.9,
     rate: float = LR,
     lost: tuple[int, ...] = (),
+    width: int = 64,
+    **facts: Any,
 ) -> None:
     """A run with momentum and one without: settles at ``edge``, sharpens ``grows``-fold, and of rising and of other
     updates the share ``told`` is told. At the steps ``lost`` the Hessian's eigenvalue has not converged."""
     settings: dict[str, Any] = {
-        "model": {"arch": "preln"},
+        "model": {"arch": "preln", "d_model": width},
         "train": {"lr": rate, "beta1": 0.9, "steps": 100, "warmup": 40},
         "probes": {"curvature_batch": "training"},
     }
@@ -107,10 +109,10 @@ def trained(
         ),
     }  # fmt: skip
     losses = [2 - 0.001 * t for t in range(100)]
-    metrics = {"loss": losses, "lr": [rate] * 100}
-    make_run(
-        folder, f"adam-{rate:g}-{seed}", arch="preln", seed=seed, settings=settings, tables=tables, metrics=metrics
-    )
+    warming = [rate * min(1, (t + 1) / 40) for t in range(100)]
+    metrics = {"loss": losses, "lr": warming}
+    name = f"adam-{rate:g}-{seed}-{width}"
+    make_run(folder, name, arch="preln", seed=seed, settings=settings, tables=tables, metrics=metrics, **facts)
     if rate != LR:
         return
     settings = {**settings, "train": {**settings["train"], "beta1": 0.0}}
@@ -128,7 +130,8 @@ def trained(
         )
     }
     metrics = {"loss": zigzag, "lr": [rate] * 100}
-    make_run(folder, f"alone-{seed}", arch="preln", seed=seed, settings=settings, tables=own, metrics=metrics)
+    name = f"alone-{seed}-{width}"
+    make_run(folder, name, arch="preln", seed=seed, settings=settings, tables=own, metrics=metrics, **facts)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +184,33 @@ def test_the_edge_is_drawn(tmp_path: Path) -> None:
     assert "lies at 1.04 of its edge" in picture.finding
     names = [effect["effect"] for effect in judge(CLAIMS["C56"], load(tmp_path)).effects]
     assert names == ["sharpness over its edge, lr 0.001", "sharpness over its edge, lr 0.0003"]
+
+
+def test_runs_of_other_settings_and_of_several_batches_are_no_evidence(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        trained(tmp_path, seed, data={"batches_per_epoch": 1})
+        trained(tmp_path, seed, width=96, edge=0.2, data={"batches_per_epoch": 9})
+    for seed in SEEDS[:2]:
+        trained(tmp_path, seed, width=80, edge=0.3, data={"batches_per_epoch": 1})
+    first, *_ = judge(CLAIMS["C56"], load(tmp_path)).effects
+    assert first["values"] == pytest.approx({str(seed): 1 + 0.01 * seed for seed in SEEDS})
+    picture = FIGURES["curvature:edge"]().picture(load(tmp_path))
+    assert "64 wide" in picture.provenance
+    assert all(len(panel.series) == len(SEEDS) + 1 for panel in picture.panels)
+
+
+def test_the_edge_without_momentum_is_that_of_each_rows_rate(tmp_path: Path) -> None:
+    rates = [LR * min(1, (t + 1) / 40) for t in range(100)]
+    settings = {"train": {"lr": LR, "beta1": 0.0, "steps": 100}, "probes": {"curvature_batch": "training"}}
+    at_edge = Made(MODEL, ("to_edge", "along_gradient"), lambda step, _: [1.0, 2 / rates[step]], range(0, 100, 10))
+    metrics = {"lr": rates, "loss": [1.0] * 100}
+    make_run(tmp_path, "a", settings=settings, tables={"preconditioned_sharpness": at_edge}, metrics=metrics)
+    (panel,) = FIGURES["curvature:edge"]().picture(load(tmp_path)).panels
+    assert panel.series[-1].y == pytest.approx([1.0] * 10)
+
+
+def test_sharpness_over_that_of_step_0_needs_step_0(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        trained(tmp_path, seed, lost=(0,) if seed == 3 else ())
+    *_, panel = FIGURES["curvature:edge"]().picture(load(tmp_path)).panels
+    assert (panel.y, len(panel.series)) == ("sharpness / that of step 0", len(SEEDS))  # three seeds and their mean

@@ -362,3 +362,24 @@ def test_claims_on_two_architectures_need_both(tmp_path: Path, id: str) -> None:
 def test_pilots_are_no_evidence(tmp_path: Path) -> None:
     make_steps(tmp_path, seeds=(0, 1, 2), depths=(6, 12))
     assert verdict(tmp_path, "C20") == "not testable"
+
+
+@pytest.mark.parametrize(("id", "depth"), [("C26", 6), ("C26", 12), ("C23", 6), ("C23", 12)])
+def test_a_number_that_is_not_known_leaves_its_seed_undecided(id: str, depth: int, tmp_path: Path) -> None:
+    def lost(law: Law) -> Law:
+        return lambda n, seed: math.nan if (n, seed) == (depth, 4) else law(n, seed)
+
+    laws = {"deepnorm adam.qk": lost(RIGHT["deepnorm adam.qk"])}
+    make_steps(tmp_path, laws, depths=(6, 12), bound=lost(lambda n, seed: 0.9))
+    found = one(tmp_path, id)
+    assert found.verdict == "inconclusive"
+    assert [seed for seed, value in found.effects[0]["values"].items() if math.isnan(value)] == ["4"]
+
+
+def test_stacks_of_two_depths_are_no_point_of_the_depth_of_the_deeper_one(tmp_path: Path) -> None:
+    make_steps(tmp_path, depths=(6, 12))
+    laws = {f"{arch} {row.site}": power(1e6, 0.0) for arch in ("postln", "deepnorm") for row in SITES}
+    make_steps(tmp_path / "uneven", laws, depths=(12,), settings={"model": {"encoder_layers": 6}})
+    assert {run.layers for run in load(tmp_path)} == {(6, 6), (12, 12), (6, 12)}
+    assert [verdict(tmp_path, id) for id in ("C19", "C20", "C22")] == ["reproduced"] * 3
+    assert max(UpdateAgainstDepth().picture(load(tmp_path)).panels[0].series[0].y) < 1e3

@@ -128,6 +128,17 @@ def test_pairs_settings_and_two_runs_from_the_start(tmp_path: Path) -> None:
     assert panels[0].references[0].value == 6.0
 
 
+def test_the_curve_of_the_held_out_batch_has_the_baseline_of_that_batch(tmp_path: Path) -> None:
+    losses = {"held_out_nll": [7.0, 6.0, 5.0], "validation_nll": [None, None, 5.5]}
+    baselines = {
+        name: {"cross_entropy": nll, "accuracy": 0.1} for name, nll in (("unigram", 6.0), ("validation_unigram", 6.7))
+    }
+    make_run(tmp_path, "a", arch="postln", metrics=losses, **baselines)
+    view = overview(Runs.load(tmp_path), [])
+    (held_out,) = view.curves.panels if view.curves else []
+    assert [line.value for line in held_out.references] == [6.0]
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     grad_norm = Made(sublayer_rows(4), ("value",), lambda s, r: 1.0, STEPS)
     for lr, name in ((1e-3, "slow"), (1e-2, "fast")):

@@ -137,3 +137,19 @@ def test_maps_of_runs_are_printed_where_there_are_few(tmp_path: Path, count: int
     if not files:
         named = build(tmp_path / "runs", tmp_path / "out", diagnosed=["run-1"])
         assert [bool(one.files) for one in named.sections if one.group == "runs"] == [True]
+
+
+@pytest.mark.usefixtures("unprinted")
+def test_two_runs_whose_names_make_one_file_name_have_files_of_their_own(tmp_path: Path) -> None:
+    picture = Picture([Panel("a", "x", "y", [Series("a", [1], [1.0])])], "found")
+    with Press(tmp_path) as one:
+        for name in ("lr1/seed3", "lr1-seed3", "lr1"):
+            one.section(f"run:{name}", name, "", picture, "runs", files=True)
+        one.section("run:lr1-seed3-column", "lr1-seed3-column", "", picture, "runs", files=True)
+        sections, failed = one.printed()
+    assert failed == []
+    assert [section.files["csv"] for section in sections] == [
+        f"figures/run-{name}.csv" for name in ("lr1-seed3", "lr1-seed3-2", "lr1", "lr1-seed3-column-2")
+    ]
+    files = [path for section in sections for path in section.files.values()]
+    assert len(files) == len({*files})

@@ -67,6 +67,20 @@ def test_a_line_a_rung_and_marks_at_the_three_numbers(search: Path) -> None:
     assert "best rate 0.001 [0.0007, ?], largest safe rate 0.002 [0.002, 0.004], least warm-up 10" in picture.finding
 
 
+def test_a_trial_that_failed_at_the_horizon_is_a_cross_and_in_no_mean(search: Path) -> None:
+    trial(search, 2e-3, 1500, seed=1)
+    trial(search, 2e-3, 1500, seed=2, fails=True)
+    trial(search, 4e-3, 600, warmup=10, fails=True)
+    (panel,) = LossByRate().picture(Runs.load(search)).panels
+    lines = {line.label: line for line in panel.series}
+    assert lines["mean of seeds"].y == pytest.approx([loss(1e-3, 1500, 1), loss(2e-3, 1500, 0) + 0.005])
+    assert lines["mean of seeds"].seeds == [3, 2]
+    assert list(lines["failed"].x) == [2e-3, 8e-3]
+    assert [name for name in lines if name.startswith("warm-up")] == [
+        "warm-up 10, 150 updates, failed later", "warm-up 10, 600 updates, suffices",
+    ]  # fmt: skip
+
+
 def test_what_failed_has_its_colour_in_the_legend(search: Path) -> None:
     picture = LossByRate().picture(Runs.load(search))
     (failed,) = (line for line in picture.panels[0].series if line.label == "failed")

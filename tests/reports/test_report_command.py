@@ -57,6 +57,26 @@ def test_a_report_holds_page_figures_and_ledger(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unprinted")
+@pytest.mark.parametrize(
+    ("figure", "said", "on_the_page"),
+    [
+        ("branchnorm:8", "2 claims:", "C41"),
+        ("deepnet:5", "These runs test no claim about these figures.", "None of these claims can be judged"),
+        ("histograms:ridges", "No claim is about these figures.", "No claim is about these figures."),
+    ],
+)
+def test_of_one_figure_nothing_is_said_about_other_claims(
+    run, tmp_path: Path, figure: str, said: str, on_the_page: str
+) -> None:
+    some_runs(tmp_path / "runs")
+    code, out, _ = run("report", "--figure", figure)
+    assert (code, said in out, "test no claim of the papers" in out) == (0, True, False)
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert on_the_page in page
+    assert "No claim can be judged" not in page
+
+
+@pytest.mark.usefixtures("unprinted")
 def test_json_is_one_object_and_names_what_is_missing(run, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3,))
     code, out, _ = run("report", "runs", "--figure", "8", "--figure", "deepnet:5", "--json", "--out", "elsewhere")
@@ -109,6 +129,8 @@ def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path)
         (["report", "runs", "--figure", "branchnorm:99"], 2, "unknown figure"),
         (["report", "runs", "--run", "nobody"], 2, "no run 'nobody'"),
         (["claims", "runs", "--claim", "C99"], 2, "unknown claim"),
+        (["claims", "runs", "--power", "--fast"], 2, "leave one of the two out"),
+        (["claims", "runs", "--data", "synthetic"], 2, "--data is the data of the runs that --fast makes"),
     ],
 )
 def test_bad_input_is_one_sentence(run, tmp_path: Path, arguments: list[str], code: int, sentence: str) -> None:

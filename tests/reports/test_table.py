@@ -63,6 +63,15 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert any("2 to 3 seeds a cell" in note for note in picture.notes)
 
 
+def test_a_model_that_ignores_its_source_is_below_the_baseline_and_not_trained() -> None:
+    unread = [ended("branchnorm", 50, seed, "ignores its source", -1.0) for seed in (3, 5)]
+    table, picture = drawn([*nine(), *unread])
+    assert table.text is not None
+    assert table.text[table.y_names.index("BranchNorm")].tolist() == ["", "(-1.00)"]
+    assert picture.key.startswith("(in parentheses): a seed not 0.25 nats below the baseline, or one that ignores its")
+    assert picture.finding.startswith("At 100 layers 2 of 3 architectures were below the unigram baseline")
+
+
 def test_more_than_half_of_the_seeds_mark_a_cell() -> None:
     stuck = [ended("postln", 6, seed, "stuck", 0.1) for seed in (3, 4)]
     half = [ended("postln", 18, seed, state, -0.5) for seed, state in ((3, "stuck"), (4, "trained"))]

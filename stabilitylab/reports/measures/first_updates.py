@@ -13,6 +13,7 @@ from ..base import MissingRuns, Panel, Reference
 from ..collection import LAYERS, Record, Runs
 from .by_label import by_label
 from .gains import shown_dash
+from .quality import even
 
 FIRST = 30  # updates that DeepNet's figure draws
 DEPTH = 18  # layers a side of that figure
@@ -90,7 +91,7 @@ def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
     def after(record: Record, updates: int) -> float:
         return moved(record).get(updates, math.nan)
 
-    fit = runs.where(lambda run: math.isfinite(after(run, EARLY)), kind="train", table="model_update")
+    fit = runs.where(lambda run: even(run) and math.isfinite(after(run, EARLY)), kind="train", table="model_update")
     groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
     if not groups:
         return [], Runs([])

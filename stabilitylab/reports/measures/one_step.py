@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from ...experiments import command
 from ..base import MissingRuns
 from ..claims import Effect
 from ..collection import LAYERS, Record, Runs
 from ..statistics import Region, slope
+from .quality import even
 
 
 def rate(record: Record, optimizer: str, group: str) -> float:
@@ -21,8 +24,9 @@ def rate(record: Record, optimizer: str, group: str) -> float:
 
 
 def one_step_runs(runs: Runs) -> Runs:
-    """Pick the richest group of one-step runs that differ only in depth, architecture and seed."""
-    groups = runs.where(kind="onestep", table="update_rate").groups(*LAYERS)
+    """Pick the richest group of one-step runs, of stacks that are equally deep, that differ only in depth, architecture
+    and seed."""
+    groups = runs.where(even, kind="onestep", table="update_rate").groups(*LAYERS)
     if not groups:
         raise MissingRuns("no one-step run with update_rate", command("deepnet:5"))
     return max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))
@@ -40,10 +44,10 @@ def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> 
 
 
 def largest_by_seed(runs: Runs, value: Callable[[Record], float]) -> dict[int, float]:
-    """Maps seed to the largest value over all its depths."""
+    """Map seed to the largest value over all its depths; NaN if one of them is."""
     found: dict[int, float] = {}
     for record in runs:
-        found[record.seed] = max(found.get(record.seed, -math.inf), value(record))
+        found[record.seed] = float(np.maximum(found.get(record.seed, -math.inf), value(record)))
     return found
 
 

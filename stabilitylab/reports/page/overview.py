@@ -137,7 +137,10 @@ def _unit(runs: Runs, unit: str) -> str:
 
 
 def _baselines(runs: Runs) -> list[Reference]:
-    known = {round(level, 6) for record in runs if math.isfinite(level := record.baseline)}
+    """Return the line of the unigram baseline on the held-out batch; [] if runs have several, or none has one."""
+    found = (record.run.manifest.get("unigram") or {} for record in runs)
+    levels = (float(one.get("cross_entropy", math.nan)) for one in found)
+    known = {round(level, 6) for level in levels if math.isfinite(level)}
     return [Reference(known.pop(), "unigram baseline")] if len(known) == 1 else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -50,6 +51,7 @@ class Press:
         self._printed = Printed(self._folder)
         self._printing: list[tuple[PageSection, Callable[[], None], Future[Any] | None]] = []
         self._fresh: dict[str, tuple[str, str, list[Path]]] = {}  # id -> what the list of printed figures gets
+        self._taken: set[Path] = set()  # files of the figures so far
 
     def __enter__(self) -> Press:
         return self
@@ -59,8 +61,9 @@ class Press:
 
     def section(self, id: str, title: str, source: str, picture: Picture, group: Group, files: bool) -> None:
         """Begin to print a figure, if it is to have ``files``. Raise here an error that would keep it off the page."""
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
+        name = self._name(id, picture)
         paths = listed(self._folder, name, picture) if files else {}
+        self._taken.update(paths.values())
         standing = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
         section = PageSection(id, title, source, picture.whole, standing, group=group)
         section.check()
@@ -71,6 +74,12 @@ class Press:
         work = partial(quietly, picture, self._folder, name, title, source)
         with undisturbed():  # an interrupt does not end a printing process: it finishes its figure first
             self._printing.append((section, work, self._begun(work) if files else None))
+
+    def _name(self, id: str, picture: Picture) -> str:
+        """Return the name of a figure's files: its id, with a number if another figure has files of that name."""
+        plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
+        names = (f"{plain}-{number}" if number > 1 else plain for number in itertools.count(1))
+        return next(one for one in names if self._taken.isdisjoint(listed(self._folder, one, picture).values()))
 
     def _begun(self, work: Callable[[], None]) -> Future[Any]:
         try:

@@ -17,6 +17,7 @@ from ...collection import LAYERS, Record, Runs
 from ...measures.by_label import by_label
 from ...measures.comparison import comparable, counted, hidden, left_out, nothing_drawn
 from ...measures.provenance import provenance
+from ...measures.quality import even
 from ...statistics import Region, aic, slope
 from .figure_3 import FAST
 
@@ -49,7 +50,7 @@ def encoder_layers(runs: Runs) -> list[int]:
 def one_step(runs: Runs) -> tuple[Runs, list[str]]:
     """Return the richest group of one-step runs with perturbed encoders that differ only in depth, architecture and
     seed, and a note on the runs that it leaves out."""
-    fit = runs.where(lambda run: run.layers[0] > 0, kind="onestep", table=TABLE)
+    fit = runs.where(lambda run: run.layers[0] > 0 and even(run), kind="onestep", table=TABLE)
     groups = comparable(fit, *LAYERS)
     if not groups:
         raise MissingRuns("no one-step run with a perturbed encoder", command("admin:4"))
@@ -211,7 +212,7 @@ def preln_and_admin_are_logarithmic(runs: Runs) -> list[Effect]:
         name, power = style.title(label), {seed: fit["power"] for seed, fit in found.items()}
         apart.append(Effect(f"AIC(linear) - AIC(log), {name}", _advantage(found, "log", "linear"), of=group))
         exponents.append(Effect(f"exponent, {name}", power, of=group))
-    smaller = together("AIC(linear) - AIC(log), the smaller", apart, min, Region(low=4), Region(high=-4))
+    smaller = together("AIC(linear) - AIC(log), the smaller", apart, np.min, Region(low=4), Region(high=-4))
     return [smaller, *apart, *exponents]
 
 

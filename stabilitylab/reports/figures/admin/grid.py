@@ -26,7 +26,7 @@ BOTH = ("postln", "preln")
 NAMES = [style.title(label) for label in BOTH]
 PAPER_RATES = (1e-4, 5e-4)  # the least and the largest of the paper, whose model is 512 wide
 SIGNS = {
-    "(": "(in parentheses): a seed not 0.25 nats below the baseline",
+    "(": "(in parentheses): a seed not 0.25 nats below the baseline, or one that ignores its source",
     "/": "1/3 lost: one of three diverged or stuck",
 }  # of cells
 COLD = 1  # updates of warm-up, at most, of the runs that the claims are about
@@ -77,8 +77,8 @@ class RateAndBeta2(Figure):
             f"Drawn: {group.describe()}.",
             *states(group),
             "Colour and number: mean over the seeds that converged, in parentheses where one of them is not "
-            "0.25 nats below the unigram baseline; lost are those that diverged or are stuck, which colour a cell "
-            "where they are more than half.",
+            "0.25 nats below the unigram baseline or ignores its source; lost are those that diverged or are stuck, "
+            "which colour a cell where they are more than half.",
             _papers_rates(group),
             *left_out(Runs([run for one in found for run in one]), group),
         ]

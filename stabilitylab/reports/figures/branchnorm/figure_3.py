@@ -182,7 +182,7 @@ def identical_gradients(runs: Runs) -> list[Effect]:
         Effect("max / min at alpha = 0", still, log=True, of=[run for _, run, _ in found]),
         Effect("max / min at alpha = 1/4000", first, log=True, of=[run for *_, run in found]),
     ]
-    return [together("max / min, the larger", each, max, Region(high=1.0001), Region(low=1.05)), *each]
+    return [together("max / min, the larger", each, np.max, Region(high=1.0001), Region(low=1.05)), *each]
 
 
 @claim(

@@ -171,7 +171,8 @@ def _over_warmups(grid: RateGrid, numbers: Numbers, least: str) -> list[Panel]:
         if found:
             places, intervals = zip(*found, strict=True)
             ends = [[getattr(one, end) for one in intervals] for end in ("mean", "low", "high")]
-            seeds = max(one.n for one in intervals)
+            counts = [one.n for one in intervals]
+            seeds = counts[0] if len({*counts}) == 1 else counts
             lines.append(Series(style.title(label), places, *ends, arch=label, seeds=seeds))  # type: ignore[arg-type]
     y = f"mean loss - {least} [nats/token]"
     panel = Panel("Sensitivity to the rate", "warm-up [updates]", y, lines, ticks=_apart(grid.warmups))

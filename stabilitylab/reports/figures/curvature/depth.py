@@ -17,6 +17,7 @@ from ...collection import LAYERS, Record, Runs
 from ...measures.by_label import by_label
 from ...measures.comparison import counted
 from ...measures.provenance import provenance
+from ...measures.quality import even
 from ...statistics import slope
 
 SHOWN = (
@@ -43,7 +44,7 @@ class CriticalRateAgainstDepth(Figure):
     sharpness. Float64, dropout off. No paper draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:
-        groups = runs.where(kind="onestep", table="critical_sharpness").groups(*LAYERS)
+        groups = runs.where(even, kind="onestep", table="critical_sharpness").groups(*LAYERS)
         if not groups:
             raise MissingRuns("no one-step run with critical_sharpness", command("curvature:depth"))
         group = max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))

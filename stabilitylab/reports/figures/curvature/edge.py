@@ -48,14 +48,20 @@ def full_batch(ask: Recipe) -> Iterator[Experiment]:
 
 
 def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]) -> Runs:
-    """Return the ended runs of :func:`full_batch` of one momentum and rate."""
+    """Return the ended full-batch runs of one momentum and rate that differ in their seed alone; of several such groups
+    the largest."""
     found = runs.where(
-        lambda run: run.ended, kind="train", table=table, probes__curvature_batch="training", train__beta1=beta1,
-        train__lr=rate,
+        lambda run: run.ended and _is_full_batch(run), kind="train", table=table, probes__curvature_batch="training",
+        train__beta1=beta1, train__lr=rate,
     )  # fmt: skip
     if not found:
         raise MissingRuns(f"needs full-batch runs with {table}", command("curvature:edge"))
-    return found
+    return max((group.where(label=label) for group in found.groups() for label in group.labels), key=len)
+
+
+def _is_full_batch(run: Record) -> bool:
+    """True if one batch has the whole training text, or if it is not recorded how many batches have it."""
+    return (run.run.manifest.get("data") or {}).get("batches_per_epoch", 1) == 1
 
 
 def rows(record: Record, table: str, column: str) -> Any:
@@ -70,64 +76,72 @@ def rows(record: Record, table: str, column: str) -> Any:
 class Edge(Figure):
     """Curvature over the edge of stability: Adam's preconditioned sharpness over its edge, (2 + 2 beta1) / ((1 - beta1)
     lr); the curvature along the gradient over 2 / lr, which is the edge without momentum; and the Hessian's own
-    sharpness over that of the first row."""
+    sharpness over that of step 0. lr is the learning rate of the update that follows."""
 
     def picture(self, runs: Runs) -> Picture:
         panels: list[Panel] = []
-        for rate in RATES:
-            panels += _panel(
-                runs, f"Full-batch Adam, lr {rate:g}", "preconditioned sharpness / edge", "preconditioned_sharpness",
-                "to_edge", lambda found, of: found, 0.9, rate,
-            )  # fmt: skip
-        panels += _panel(
-            runs, "Without momentum", "curvature along the gradient / (2 / lr)", "preconditioned_sharpness",
-            "along_gradient", lambda found, run: found * _rate(run) / 2, 0.0, RATES[0],
-        )  # fmt: skip
-        panels += _panel(
-            runs, f"Sharpness itself, lr {RATES[0]:g}", "sharpness / that of step 0", "sharpness", "value",
-            lambda found, run: found / found[0], 0.9, RATES[0],
-        )  # fmt: skip
+        drawn: dict[Record, None] = {}
+        for title, y, (table, column), shown, beta1, rate in PANELS:
+            try:
+                found = full_batch_runs(runs, table, beta1, rate)
+            except MissingRuns:
+                continue
+            panels.append(_panel(found, title, y, table, column, shown))
+            drawn |= dict.fromkeys(found)
         if not panels:
             raise MissingRuns("no full-batch runs with curvature", command("curvature:edge"))
         notes = [
             "Geometric means over seeds; faint, each of them. Curvature is that of the training batch. Eigenvalues "
             "whose residual is above 5 % have not converged and are left out."
         ]
-        drawn = runs.where(table="preconditioned_sharpness")
-        return Picture(panels, _finding(runs), notes, columns=2, provenance=provenance(drawn))
+        return Picture(panels, _finding(runs), notes, columns=2, provenance=provenance(Runs(drawn)))
 
 
-def _panel(
-    runs: Runs,
-    title: str,
-    y: str,
-    table: str,
-    column: str,
-    shown: Callable[[np.ndarray, Record], np.ndarray],
-    beta1: float,
-    rate: float,
-) -> list[Panel]:
-    try:
-        found = full_batch_runs(runs, table, beta1, rate)
-    except MissingRuns:
-        return []
+Shown = Callable[[np.ndarray, np.ndarray, Record], np.ndarray]  # of steps, numbers and their run
+
+
+def _as_it_is(steps: np.ndarray, numbers: np.ndarray, record: Record) -> np.ndarray:
+    return numbers
+
+
+def _over_its_edge(steps: np.ndarray, numbers: np.ndarray, record: Record) -> np.ndarray:
+    """Divide by 2 / lr, with the learning rate of each row."""
+    rates = record.metrics.set_index("step")["lr"]
+    return numbers * rates.reindex(steps).to_numpy(float) / 2
+
+
+def _over_the_first(steps: np.ndarray, numbers: np.ndarray, record: Record) -> np.ndarray:
+    """Divide by the number at step 0; NaN if it is not known."""
+    return numbers / (numbers[0] if steps[0] == 0 else math.nan)
+
+
+ADAMS = ("preconditioned_sharpness", "to_edge")
+PANELS: tuple[tuple[str, str, tuple[str, str], Shown, float, float], ...] = (
+    *((f"Full-batch Adam, lr {rate:g}", "preconditioned sharpness / edge", ADAMS, _as_it_is, 0.9, rate)
+      for rate in RATES),
+    ("Without momentum", "curvature along the gradient / (2 / lr)", (ADAMS[0], "along_gradient"), _over_its_edge, 0.0,
+     RATES[0]),
+    (f"Sharpness itself, lr {RATES[0]:g}", "sharpness / that of step 0", ("sharpness", "value"), _over_the_first, 0.9,
+     RATES[0]),
+)  # fmt: skip
+
+
+def _panel(found: Runs, title: str, y: str, table: str, column: str, shown: Shown) -> Panel:
     name, arch = style.title(found[0].label), found[0].label
     spread, lines = Spread(log=True), []
     for record in found:
         data = rows(record, table, column)
         if data.empty:
             continue
-        values = shown(data[column].to_numpy(float), record)
+        steps = data["step"].to_numpy(float)
+        values = shown(steps, data[column].to_numpy(float), record)
         fine = values > 0
-        steps = data["step"].to_numpy(float)[fine]
-        lines.append(Series(name, steps.tolist(), values[fine].tolist(), arch=arch, faint=True))
-        spread.add(steps.tolist(), values[fine].tolist())
+        if not fine.any():
+            continue
+        lines.append(Series(name, steps[fine].tolist(), values[fine].tolist(), arch=arch, faint=True))
+        spread.add(steps[fine].tolist(), values[fine].tolist())
     lines.append(spread.series(name, arch=arch))
-    return [Panel(title, "update", y, lines, [Reference(1, "1")], log_y=True)]
-
-
-def _rate(record: Record) -> float:
-    return float(record.settings["train.lr"])
+    return Panel(title, "update", y, lines, [Reference(1, "1")], log_y=True)
 
 
 def _finding(runs: Runs) -> str:

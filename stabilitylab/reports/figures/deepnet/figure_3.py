@@ -20,6 +20,7 @@ from ...measures.comparison import both, counted, decided, failed, lost_by_seed
 from ...measures.gains import OWN, WORDS, by_gain, dash, of_gain_one
 from ...measures.layers import by_layer, held_out_panel, layer_values
 from ...measures.provenance import provenance
+from ...measures.quality import even
 from ...statistics import Region
 
 BOTH = ("postln", "postln-init")
@@ -39,7 +40,7 @@ class LargerGradients(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        fit = runs.where(label=DRAWN, table="grad_norm")
+        fit = runs.where(even, label=DRAWN, table="grad_norm")
         groups = fit.groups(*LAYERS)
         if not groups:
             raise MissingRuns("no run of postln or postln-init with grad_norm", command(self.id))
@@ -114,7 +115,7 @@ def _pairs(group: Runs, depth: int, gain: str) -> list[tuple[int, Record, Record
 @by_gain
 def larger_last_gradient(runs: Runs, gain: str) -> list[Effect]:
     labels = [label + gain for label in BOTH]
-    fit = runs.where(label=labels, table="grad_norm")
+    fit = runs.where(even, label=labels, table="grad_norm")
     first = _ratios("at initialisation", fit, 0, gain)
     if len(first) < 2:
         raise MissingRuns(f"needs {' and '.join(labels)} at two depths from 6 to 24 layers a side, with the same seeds")

@@ -217,7 +217,7 @@ def order_of_updates(runs: Runs, gain: str) -> list[Effect]:
     wanted = [(f"postln{gain}", True), (f"postln{gain}", False), (f"postln-init{gain}", False)]
     cold, warm, init = first_arms(runs, *wanted)
     each = [_thirty("no warm-up / warm-up", cold, warm), _thirty("warm-up / init with warm-up", warm, init)]
-    return [together("the smaller ratio", each, min, Region(low=1), Region(high=1)), *each]
+    return [together("the smaller ratio", each, np.min, Region(low=1), Region(high=1)), *each]
 
 
 @claim(

@@ -69,7 +69,7 @@ def theorem_is_a_bound(runs: Runs) -> list[Effect]:
 
                 title = f"over {what}, {style.title(label)}, {name}"
                 found[column].append(Effect(title, largest_by_seed(own, ratio), log=True, of=own))
-    largest = together("over the bound, the largest", found["spectral"], max, Region(high=1), Region(low=1))
+    largest = together("over the bound, the largest", found["spectral"], np.max, Region(high=1), Region(low=1))
     return [largest, *found["spectral"], *found["estimate"]]
 
 
@@ -159,4 +159,4 @@ def q_and_k_do_not_matter(runs: Runs) -> list[Effect]:
         Effect(f"ratio, {name}", largest_by_seed(own, ratio(optimizer)), log=True, of=own)
         for optimizer, name in (("sgd", "SGD"), ("adam", "Adam"))
     ]
-    return [together("ratio, the larger", each, max, Region(high=0.1), Region(low=0.1)), *each]
+    return [together("ratio, the larger", each, np.max, Region(high=0.1), Region(low=0.1)), *each]

@@ -23,8 +23,9 @@ FEW = 4  # searches that have a panel each
 @figure("rates:loss", title="The loss against the learning rate", source="stabilitylab lr-find")
 class LossByRate(Figure):
     """The loss of a search's trials against their learning rate, with one line per rung, for the seed that searched.
-    Also drawn are the mean of all seeds at rates that other seeds repeated, crosses at rates that failed, marks at the
-    best and the largest safe rate, and the trials with a shorter warm-up. Each search has its own panel."""
+    Also drawn are the mean of the seeds that did not fail at rates that other seeds repeated, crosses at rates that
+    failed, marks at the best and the largest safe rate, and the trials with a shorter warm-up. Each search has its own
+    panel."""
 
     def picture(self, runs: Runs) -> Picture:
         searches = dict(_searches(runs))
@@ -57,12 +58,13 @@ def _told(run: Record) -> Mapping[str, Any]:
 
 
 def _losses(run: Record) -> dict[int, float]:
-    """Return the losses of a trial at the rungs that it reached."""
+    """Return the losses of a trial at the rungs that it reached; that at which it failed is left out."""
     told, data = _told(run), run.metrics
     if told["measured"] not in data:
         return {}
     own = data.loc[data["step"].isin(told["rungs"]), ["step", told["measured"]]].dropna()
-    return {int(step): float(loss) for step, loss in own.to_numpy() if math.isfinite(loss)}
+    end = run.status.step if run.status.state == "diverged" else math.inf
+    return {int(step): float(loss) for step, loss in own.to_numpy() if math.isfinite(loss) and step < end}
 
 
 def _panel(folder: Path, runs: list[Record]) -> Panel:
@@ -98,18 +100,15 @@ def _rungs(runs: list[Record], rungs: list[int]) -> Iterator[Series]:
     """Yield a line a rung, of the seed that searched, over the rates that did not fail."""
     colours = style.of_amounts(len(rungs))
     for rung, colour in zip(rungs, colours, strict=True):
-        points = sorted(
-            (float(_told(run)["rate"]), own[rung])
-            for run in runs
-            if rung in (own := _losses(run)) and not (run.status.state == "diverged" and rung >= run.status.step)
-        )
+        points = sorted((float(_told(run)["rate"]), own[rung]) for run in runs if rung in (own := _losses(run)))
         if points:
             x, y = zip(*points, strict=True)
             yield Series(f"{rung:,} updates", x, y, colour=colour, marker="o", seeds=1)
 
 
 def _repeats(runs: list[Record], horizon: int) -> Iterator[Series]:
-    """Yield the mean over seeds at the horizon, of rates that several seeds ran, with the range over seeds."""
+    """Yield the mean at the horizon over the seeds that did not fail, of rates at which several did not, with the range
+    over seeds."""
     found: dict[float, list[float]] = {}
     for run in runs:
         if _is_planned(run) and horizon in (own := _losses(run)):
@@ -124,17 +123,19 @@ def _repeats(runs: list[Record], horizon: int) -> Iterator[Series]:
 
 
 def _warmups(runs: list[Record], answer: Mapping[str, Any]) -> Iterator[Series]:
-    """Yield the trials with a shorter warm-up, and which is the least that suffices."""
+    """Yield the trials with a shorter warm-up, which is the least that suffices, and which failed behind the point that
+    is drawn."""
     least = (answer.get("warmup") or {}).get("value")
     points = []
     for run in runs:
         if not _is_planned(run) and (own := _losses(run)):
-            rung = max(own)
-            points.append((int(run.run.config["warmup"]), rung, float(_told(run)["rate"]), own[rung]))
-    for warmup, rung, rate, loss in sorted(points):
-        suffices = ", suffices" if warmup == least else ""
-        label = f"warm-up {warmup}, {rung:,} updates{suffices}"
-        yield Series(label, [rate], [loss], kind="points", colour="#31a354" if suffices else "#e6550d", marker="s")
+            rung, failed = max(own), run.status.state == "diverged"
+            points.append((int(run.run.config["warmup"]), rung, float(_told(run)["rate"]), own[rung], failed))
+    for warmup, rung, rate, loss, failed in sorted(points):
+        suffices = warmup == least and not failed
+        end = ", failed later" if failed else ", suffices" if suffices else ""
+        label, colour = f"warm-up {warmup}, {rung:,} updates{end}", "#31a354" if suffices else "#e6550d"
+        yield Series(label, [rate], [loss], kind="points", colour=colour, marker="s")
 
 
 def _answer(folder: Path) -> Mapping[str, Any]:

@@ -52,8 +52,8 @@ class StabilityTable(Figure):
     evaluated alike.
 
     A cell is marked stuck or diverged if more than half of its seeds are. Its text has the counts, in parentheses if
-    seeds are not yet "trained" (0.25 nats below the baseline). Depth counts encoder and decoder layers together.
-    Inferred: the papers say "diverged" of single runs and name no criterion.
+    seeds are not "trained": not yet 0.25 nats below the baseline, or without use of their source. Depth counts encoder
+    and decoder layers together. Inferred: the papers say "diverged" of single runs and name no criterion.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -93,7 +93,10 @@ def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
 
 def _key(panel: Panel, group: Runs) -> str:
     """Explain the content of cells, and footnote recipes."""
-    means = {"(": "(in parentheses): a seed not 0.25 nats below the baseline", "/": "1/3 stuck: one of three seeds"}
+    means = {
+        "(": "(in parentheses): a seed not 0.25 nats below the baseline, or one that ignores its source",
+        "/": "1/3 stuck: one of three seeds",
+    }
     recipes = [f"{MARK} {style.title(label)}: {recipe}" for label, recipe in own_recipes(group).items()]
     return " · ".join([*signs([panel], means), *recipes])
 
@@ -118,16 +121,17 @@ def table_map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
 
 
 def _finding(table: Frame) -> str:
-    """Say which architectures trained at the deepest depth with all seeds, and which with none; and how many runs
-    failed."""
+    """Say how many architectures came below the baseline at the deepest depth with all seeds, and which failed with
+    all; and how many runs failed."""
     depth = int(table["depth"].max())
     deepest = table[table["depth"] == depth]
-    whole = [style.title(row.arch) for row in deepest.itertuples() if row.trained + row.learning == row.seeds]
+    below = deepest["trained"] + deepest["learning"] + deepest["ignores_its_source"]  # a language model is below too
+    whole = int((below == deepest["seeds"]).sum())
     none = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == row.seeds]
     lost = int(table["stuck"].sum() + table["diverged"].sum())
     seeds = counted([*map(int, deepest["seeds"])])
     parts = [
-        f"{len(whole)} of {len(deepest)} architectures were below the unigram baseline with every seed ({seeds})",
+        f"{whole} of {len(deepest)} architectures were below the unigram baseline with every seed ({seeds})",
         *([f"{', '.join(none)} diverged or got stuck with every seed"] if none else []),
     ]
     total = int(table["seeds"].sum())
