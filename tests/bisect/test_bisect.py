@@ -236,6 +236,28 @@ def test_nothing_of_the_models_is_changed(gpt: GPT) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in (*one.modules(), *other.modules()))
 
 
+class Counting(GPT):
+    """Counts its passes in a buffer and in a number, keeps its last output, and adds a little of the count to it."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.count, self.last = 0, None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        self.count += 1
+        self.last = super().forward(tokens) * (1 + 0.1 * self.calls)
+        return self.last
+
+
+def test_state_that_a_forward_pass_writes_is_put_back_after_each_pass() -> None:
+    one, other = Counting(), Counting()
+    assert sl.bisect(one, other, ids(), loss_of, controls=1).verdict == "identical"
+    for model in (one, other):
+        assert (float(model.calls), model.count, model.last) == (0.0, 0, None)
+
+
 class Ported(nn.Module):
     """The same GPT in another's names, with its own order of registration."""
 
