@@ -219,8 +219,24 @@ def test_lists_in_an_optimizers_state_are_no_moments() -> None:
     kept = captured(loop.model, [loop.optimizer])
     loop.optimizer.state[weight]["exp_avg"].zero_()
     state = captured(loop.model, [loop.optimizer])
-    assert differing_state(kept, state, names) == ["exp_avg of head.weight"]
+    assert differing_state(kept, state) == ["exp_avg of head.weight"]
     assert moments_of(state) == 2 * len(names)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_moment_is_named_by_its_parameter_in_any_order_of_groups(several: bool) -> None:
+    """Vectors before matrices, in two groups of one optimizer or in two optimizers: not the order of the model."""
+    loop = Loop()
+    groups = [{"params": [p for p in loop.model.parameters() if (p.dim() > 1) == many]} for many in (False, True)]
+    made = [torch.optim.AdamW([group], lr=1e-3) for group in groups] if several else [torch.optim.AdamW(groups)]
+    loss_fn(loop.model, batch(0)).backward()
+    for one in made:
+        one.step()
+    kept = captured(loop.model, made)
+    made[0].state[loop.model.head.bias]["exp_avg"].fill_(7.0)
+    made[-1].state[loop.model.head.weight]["exp_avg_sq"].fill_(7.0)
+    found = differing_state(kept, captured(loop.model, made))
+    assert found == ["exp_avg of head.bias", "exp_avg_sq of head.weight"]
 
 
 def test_each_kind_of_finding_has_a_remedy() -> None:
