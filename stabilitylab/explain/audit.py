@@ -333,7 +333,7 @@ class Auditor:
                 state = self.loop.captured()
                 names = differing_state(kept, state)
                 is_reached = not first_names(names, self.loop.processes)
-            elif recorded is not None and losses and self._has_loss:
+            elif recorded is not None and recorded.loss is not None and losses and self._has_loss:
                 is_reached = self._same_loss(recorded, losses[-1])
             else:
                 is_reached = False

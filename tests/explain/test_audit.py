@@ -84,6 +84,22 @@ def test_one_update_without_a_sketch_is_named_by_hypothesis(tmp_path: Path) -> N
     assert [(one.kind, one.step) for one in found] == [("gradient sign", FIRST + 3)]
 
 
+def test_without_a_recorded_loss_no_hypothesis_is_confirmed(tmp_path: Path) -> None:
+    """Gradients of one update without a sketch were 7 times as large, which no hypothesis says."""
+
+    class SevenTimes(Loop):
+        def handed(self, t: int) -> None:
+            if t == 11:
+                for parameter in self.model.parameters():
+                    parameter.grad.mul_(7)
+
+    flight, loop = recorded(SevenTimes, tmp_path, recorder(every=100), steps=16)
+    for update in flight.updates.values():
+        update.loss = None
+    (found,) = Auditor(flight, loop).run().findings
+    assert (found.kind, found.place) == ("unexplained", "the whole model"), str(found)
+
+
 @pytest.mark.parametrize("kind", rest_slow([faults.Healthy, faults.Warmed, faults.Evaluates], [faults.Evaluates]))
 def test_a_healthy_loop_is_equal_in_every_bit_and_has_no_finding(kind: type[Loop], tmp_path: Path) -> None:
     flight, loop = recorded(kind, tmp_path, steps=36)
