@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import faults
+import numpy as np
 import pytest
 import torch
 from faults import FIRST
-from loops import Loop, batch, loss_fn, recorder, train
+from loops import LENGTH, Loop, Tiny, batch, loss_fn, recorder, train
 from rest_slow import rest_slow, slow
+from torch import Tensor
 
 import stabilitylab as sl
 from stabilitylab.explain import black_box
@@ -178,6 +180,39 @@ def test_objects_that_were_given_are_left_as_they_were(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, loop.model.parameters(), strict=True))
     assert torch.equal(rng, torch.get_rng_state())
     assert loop.optimizers[0].state == {}
+
+
+class Stateful(Tiny):
+    """Its blocks share a buffer; it draws from a generator of numpy, and keeps its last output and its length."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        shared = torch.ones(LENGTH, 1)
+        for block in self.blocks:
+            block.register_buffer("rope", shared)
+        self.random, self.last, self.seen = np.random.default_rng(0), None, []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.random.random()
+        self.last = super().forward(tokens) * self.blocks[1].rope
+        self.seen.append(len(tokens))
+        return self.last
+
+
+def test_buffers_attributes_and_generators_of_the_model_are_left_as_they_were(tmp_path: Path) -> None:
+    flight, _ = recorded(faults.Healthy, tmp_path, steps=9)
+    model = Stateful()
+    own = DeclaredLoop(model, loss_fn, (torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),))
+    first, weight = model.random.bit_generator.state, model.head.weight.data_ptr()
+    Auditor(flight, own).run()
+    Judge(flight, own).findings()
+    assert derivatives(flight, own)
+    one, other = (block.rope for block in model.blocks)
+    assert one is other
+    assert one.dtype == model.head.weight.dtype == torch.float32
+    assert model.head.weight.data_ptr() == weight
+    assert model.random.bit_generator.state == first
+    assert (model.last, model.seen) == (None, [])
 
 
 def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
