@@ -25,14 +25,15 @@ def captured(
 ) -> State:
     """Return a copy, on the host, of everything that the next update depends on.
 
-    ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``flags``: ``training`` of
-    modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules; ``optimizers``, ``scaler``,
-    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use;
-    ``generators``: those of torch that the model holds itself.
+    ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``attributes``: the names of
+    the last; ``training`` of modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules;
+    ``optimizers``, ``scaler``, ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices
+    that are in use; ``generators``: those of torch that the model holds itself.
     """
-    tensors = {held.name: _copy(held.tensor) for held in survey(model).tensors}
+    found = survey(model).tensors
     return {
-        "tensors": tensors,
+        "tensors": {held.name: _copy(held.tensor) for held in found},
+        "attributes": [held.name for held in found if held.kind == "attribute"],
         "training": {path: module.training for path, module in _modules(model)},
         "requires_grad": {name: p.requires_grad for name, p in parameters_of(model).items()},
         "numbers": {name: holder[key] for name, holder, key in numbers_of(model)},
@@ -51,24 +52,28 @@ def restore(
     scaler: Any = None,
     scheduler: Any = None,
 ) -> None:
-    """Put ``state`` back. Gradients are dropped: a replayed update begins without any.
+    """Put ``state`` back. Gradients are dropped: a replayed update begins without any. A tensor among the attributes of
+    modules, such as the last output, may be missing or have another shape.
 
     Raises UsageError if the model or an optimizer is not of the kind that was recorded.
     """
     held = {one.name: one.tensor for one in survey(model).tensors}
-    lacking = [name for name, tensor in state["tensors"].items() if name not in held and tensor.numel()]
+    loose = frozenset(state.get("attributes", ()))  # black boxes of before do not say which are attributes
+    lacking = [n for n, tensor in state["tensors"].items() if n not in held and n not in loose and tensor.numel()]
     if lacking:
         raise UsageError(f"the model has no tensor {lacking[0]!r}, which was recorded: give the model of the run.")
     with torch.no_grad():
         for name, tensor in state["tensors"].items():
             if name not in held:
+                if name in loose:
+                    _bind(model, name, tensor)
                 continue
-            if held[name].shape != tensor.shape:
+            if held[name].shape != tensor.shape and name not in loose:
                 raise UsageError(
                     f"{name} has shape {tuple(held[name].shape)} and was recorded with {tuple(tensor.shape)}: give the "
                     "model of the run."
                 )
-            if held[name].dtype != tensor.dtype:
+            if (held[name].dtype, held[name].shape) != (tensor.dtype, tensor.shape):
                 held[name].data = tensor.to(held[name].device)
             else:
                 held[name].data.copy_(tensor)
@@ -201,6 +206,14 @@ def bytes_of(state: State) -> int:
 def _generators(model: nn.Module) -> list[tuple[str, torch.Generator]]:
     """Return the generators of torch that the model holds itself."""
     return [(name, one) for name, one in survey(model).generators if isinstance(one, torch.Generator)]
+
+
+def _bind(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Give a module the attribute ``name`` that it lacks."""
+    path, _, key = name.rpartition(".")
+    module = dict(_modules(model)).get(path)
+    if module is not None and key.isidentifier():
+        setattr(module, key, tensor.to(next(model.parameters()).device, copy=True))
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

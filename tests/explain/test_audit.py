@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from faults import FIRST
-from loops import LENGTH, Loop, Tiny, batch, loss_fn, recorder, train
+from loops import LENGTH, Batch, Loop, Tiny, batch, loss_fn, recorder, train
 from rest_slow import rest_slow, slow
 from torch import Tensor
 
@@ -213,6 +213,39 @@ def test_buffers_attributes_and_generators_of_the_model_are_left_as_they_were(tm
     assert model.head.weight.data_ptr() == weight
     assert model.random.bit_generator.state == first
     assert (model.last, model.seen) == (None, [])
+
+
+class Remembering(Tiny):
+    """Adds a little of the last pass's mean to its output: an attribute of another shape after each batch."""
+
+    last: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = super().forward(tokens)
+        if self.last is not None:
+            found = found + 0.01 * self.last.mean()
+        self.last = found.detach()
+        return found
+
+
+def test_an_attribute_that_has_another_shape_after_each_batch_is_replayed(tmp_path: Path) -> None:
+    class Uneven(Loop):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Remembering()
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
+
+        def batch(self, t: int) -> Batch:
+            return {name: tensor[: 3 + t % 2] for name, tensor in batch(t).items()}
+
+    given = recorder(keep=(1,), every=7)
+    train(Uneven(), tmp_path / "run", 24, given)
+    fresh, flight = Uneven(), given.flight
+    assert flight is not None
+    assert sorted(flight.snapshots) == [14, 21]
+    result = Auditor(flight, DeclaredLoop.of(flight, fresh.model, fresh.optimizer, loss_fn, given)).run()
+    assert (result.findings, result.replayed, result.equal, result.parted) == ([], 10, 10, [])
+    assert fresh.model.last is None
 
 
 def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
