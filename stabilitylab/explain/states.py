@@ -103,7 +103,8 @@ def restore(
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> State:
     """Return settings and state of an optimizer; parameters are counted through, and ``members`` are their names by
-    group. A tensor of the state is kept with True if it lay on its parameter's device."""
+    group. A tensor of the state is kept with True if it lay on its parameter's device. ``own``: entries of the state
+    that belong to no parameter, such as a count of all steps."""
     groups = [settings_of(group) for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -115,7 +116,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Pa
                 for key, value in entries
             }
     members = _members(optimizer, named_)
-    return {"kind": type(optimizer).__name__, "groups": groups, "members": members, "state": state}
+    own = {key: copy.deepcopy(value) for key, value in optimizer.state.items() if _is_own(key, value)}
+    return {"kind": type(optimizer).__name__, "groups": groups, "members": members, "state": state, "own": own}
 
 
 def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> None:
@@ -138,7 +140,10 @@ def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer, named_: Map
 def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
     """Put back the state alone, without the settings of groups."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.state.clear()
+    for key, value in [*optimizer.state.items()]:
+        if isinstance(key, Tensor) or _is_own(key, value):
+            del optimizer.state[key]
+    optimizer.state.update(copy.deepcopy(kept.get("own", {})))  # black boxes of before have none
     for number, entries in kept["state"].items():
         parameter = parameters[int(number)]
         optimizer.state[parameter] = {
@@ -223,6 +228,11 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def is_kept(value: Any) -> bool:
     """Return True for a tensor of an optimizer's state as :func:`optimizer_state` keeps it."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], Tensor)
+
+
+def _is_own(key: Any, value: Any) -> bool:
+    """Return True for an entry of an optimizer's state that belongs to no parameter, and that a file may hold."""
+    return isinstance(key, str | int) and _is_plain(value)
 
 
 def _is_setting(value: Any) -> bool:

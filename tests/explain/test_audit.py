@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import faults
 import numpy as np
@@ -246,6 +247,33 @@ def test_an_attribute_that_has_another_shape_after_each_batch_is_replayed(tmp_pa
     result = Auditor(flight, DeclaredLoop.of(flight, fresh.model, fresh.optimizer, loss_fn, given)).run()
     assert (result.findings, result.replayed, result.equal, result.parted) == ([], 10, 10, [])
     assert fresh.model.last is None
+
+
+class Counting(torch.optim.SGD):
+    """Divides its rate by the number of its steps, which is an entry of its state that belongs to no parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        count = self.state.setdefault("all", {"steps": 0})
+        count["steps"] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"] / count["steps"])
+
+
+def test_state_of_an_optimizer_that_belongs_to_no_parameter_is_replayed(tmp_path: Path) -> None:
+    class Counted(Loop):
+        def __init__(self) -> None:
+            super().__init__()
+            self.optimizer = Counting(self.model.parameters(), lr=0.1)
+
+    given = recorder()
+    train(Counted(), tmp_path / "run", 12, given)
+    fresh = Counted()
+    flight = black_box.load(*black_box.found(tmp_path / "run"), sl.Run.open(tmp_path / "run").identity)
+    result = Auditor(flight, DeclaredLoop.of(flight, fresh.model, fresh.optimizer, loss_fn, given)).run()
+    assert (result.findings, result.equal, result.parted) == ([], 12, [])
+    assert dict(fresh.optimizer.state) == {}
 
 
 def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
