@@ -194,8 +194,15 @@ def _facts_alone(flight: Flight) -> Explanation:
         else f"{_told(flight)} The ledger has no finding."
     )
     why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
-    verdict: Verdict = "finding" if accused else ("not replayed" if flight.lasting() else "no trouble")
+    verdict: Verdict = "finding" if accused else _of_trouble(flight, "not replayed")
     return Explanation(verdict=verdict, sentences=[head], findings=findings, unchecked=[why], trouble=flight.trouble)
+
+
+def _of_trouble(flight: Flight, lasting: Verdict) -> Verdict:
+    """Return the verdict of a run without a finding; ``lasting``: that of a trouble that lasted."""
+    if flight.trouble is None:
+        return "no trouble"
+    return lasting if flight.lasting() else "no lasting harm"
 
 
 def _told(flight: Flight) -> str:
@@ -210,18 +217,14 @@ def _told(flight: Flight) -> str:
 
 def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFinding], audit: bool) -> None:
     assert found.audit is not None, "an audit was made"
-    head = _told(flight)
+    found.verdict = "finding" if accused else _of_trouble(flight, "no cause found")
     if accused:
-        found.verdict = "finding"
-        found.sentences = [
-            f"{head} The audit has {len(accused)} finding{'s' * (len(accused) > 1)}; first: {accused[0].sentence}."
-        ]
+        told = f"The audit has {len(accused)} finding{'s' * (len(accused) > 1)}; first: {accused[0].sentence}."
     elif found.audit.is_equal:
-        found.sentences = [
-            f"{head} The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
-        ]
+        told = f"The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
     else:
-        found.sentences = [f"{head} No fault was found: the replay differs only by things that were not declared."]
+        told = "No fault was found: the replay differs only by things that were not declared."
+    found.sentences = [f"{_told(flight)} {told}"]
     if audit and flight.trouble is not None:
         found.unchecked.append("interventions: leave --audit out to try them")
 
