@@ -228,6 +228,26 @@ def test_a_level_that_a_control_reaches_lets_no_intervention_count(
     assert "learning rate as before" in found.sentences[-1]
 
 
+def test_scores_that_are_not_finite_are_no_replays_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval mode the loss is NaN, in each of two equal replays."""
+    from stabilitylab.explain import interventions as module
+
+    for name in ("controls", "interventions"):
+        monkeypatch.setattr(module, name, lambda *_: iter(()))
+    monkeypatch.setattr(module, "_bisect", lambda *_: None)
+    given = recorder()
+    train(Loop(), tmp_path / "run", 10, given)
+    assert given.flight is not None
+
+    def lost(model: Any, batch: Any) -> torch.Tensor:
+        return loss_fn(model, batch) * (1.0 if model.training else torch.nan)
+
+    fresh = Loop()
+    loop = DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, lost, given)
+    found = module.intervene(given.flight, loop, Window(0, 2, 3, 4, (0, 1)), ())
+    assert (found.harmed, found.repeatable) == (True, True)
+
+
 @pytest.mark.slow
 def test_a_killed_explanation_leaves_the_run_as_it_was_and_can_be_run_again(tmp_path: Path) -> None:
     train(faults.LargeRate(), tmp_path / "run", 44, recorder())
