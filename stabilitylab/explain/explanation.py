@@ -39,8 +39,9 @@ EXIT_CODES: dict[Verdict, int] = {
 class Explanation:
     """The result of :func:`explain`; ``print`` shows it.
 
-    - ``verdict``: "cause" (an intervention decided), "finding" (the audit decided, and nothing else was asked), "no
-      cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the ledger alone).
+    - ``verdict``: "cause" (an intervention or the declared replay decided), "finding" (the audit decided, and nothing
+      else was asked), "no cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the
+      ledger alone).
     - ``sentences``: the result, then the evidence, then advice.
     - ``findings``: all findings of the audit, the judge and the derivatives, by step.
     - ``audit``, ``experiment``: the results of the audit and of the interventions; None if there were none.
@@ -65,7 +66,8 @@ class Explanation:
 
     @property
     def cause(self) -> str:
-        """The name of the cause, such as "learning rate at step 130 (x30)"; "" if no cause was confirmed."""
+        """The name of the cause that an intervention confirmed, such as "learning rate at step 130 (x30)"; "" if none
+        did. A cause that the declared replay confirmed is the first accused finding."""
         causes = [] if self.experiment is None else self.experiment.causes
         return causes[0].intervention.cause if causes else ""
 
