@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -106,6 +107,11 @@ def digest(batch: Any) -> str:
             found.update(f"{tuple(value.shape)}".encode())
             real = torch.view_as_real(value) if value.is_complex() else value
             found.update(real.detach().cpu().double().contiguous().numpy().tobytes())
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            found.update(f"{value.shape}".encode())
+            found.update(value.astype(complex if value.dtype.kind == "c" else float).tobytes())
+        elif isinstance(value, bool | int | float):
+            found.update(repr(float(value)).encode())
         elif isinstance(value, Mapping):
             for key in sorted(value, key=str):
                 add(value[key])

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from planted import (
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 import stabilitylab as sl
 from stabilitylab.bisect import Bisection, redrawn
+from stabilitylab.bisect.model_pass import digest
 from stabilitylab.bisect.rounding import RUNNING_SUM
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.reports.bisection import write
@@ -307,6 +309,14 @@ def test_a_batch_that_differs_is_said(gpt: GPT) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [np.array([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 0.5, 3, True])
+def test_the_digest_of_a_batch_sees_its_numbers_whatever_holds_them(held: Any) -> None:
+    other = held * 2 if isinstance(held, float | int) else -held
+    assert digest({"x": [held]}) == digest({"x": (held,)}) != digest({"x": [other]})
+    if isinstance(held, np.ndarray):
+        assert digest(held) == digest(torch.from_numpy(held))
+
+
 def test_the_answer_is_one_json_object_and_a_picture(gpt: GPT, tmp_path: Any) -> None:
     found = sl.bisect(gpt, faulty(gpt, "sign flipped"), ids(), loss_of)
     assert isinstance(found, Bisection)
