@@ -171,6 +171,13 @@ def test_derivatives_agree_with_a_quadratic(tmp_path: Path) -> None:
     assert all(one.backward > 0 for one in along), "along itself a gradient has its own norm"
 
 
+def test_derivatives_of_lost_weights_are_not_checked_and_the_reason_is_said(tmp_path: Path) -> None:
+    flight, loop = recorded(faults.Healthy, tmp_path, steps=9)
+    flight.snapshots[max(flight.snapshots)]["tensors"]["head.weight"][0, 0] = torch.nan
+    said = "derivatives were not checked in float64: the loss of the recorded weights is not finite"
+    assert derivative_findings(flight, loop) == ([], [said])
+
+
 def test_objects_that_were_given_are_left_as_they_were(tmp_path: Path) -> None:
     flight, loop = recorded(faults.DoubledRate, tmp_path)
     before = [parameter.clone() for parameter in loop.model.parameters()]
