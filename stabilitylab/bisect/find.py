@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import UsageError
-from ..probes import Mask
+from ..probes import Mask, random_states_kept
 from .judging import LIMIT, PlaceGap, coarser_ulp, control_of, judged
 from .matching import matched
 from .model_pass import LossFunction
@@ -40,7 +40,7 @@ def bisect(
     """Find the first sub-layer in which model ``b`` computes something other than model ``a`` on one batch.
 
     Both models run forward and backward once, in evaluation mode and with the random states of ``seed``. Neither model
-    is changed.
+    is changed, and neither are the random states of the caller.
 
     - ``a``, ``b``: modules, or functions that make one. With functions, only one model exists at a time.
     - ``loss_fn(model, batch)``: returns the loss. Give a pair of functions if the two models are called differently.
@@ -69,7 +69,8 @@ def bisect(
 
     sides = partial(side, a, batch, losses[0]), partial(side, b, batch if b_batch is None else b_batch, losses[1])
     names = ("the first model", "the second model")
-    return of_sides(*sides, names, maps=maps, limit=limit, controls=controls, feed=feed, seed=seed)
+    with random_states_kept():  # functions that make models draw from the states of ``seed``
+        return of_sides(*sides, names, maps=maps, limit=limit, controls=controls, feed=feed, seed=seed)
 
 
 def of_sides(

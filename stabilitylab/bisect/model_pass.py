@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
-from ..probes.state import seed_all
+from ..probes.state import StateSnapshot, seed_all, survey
 from ..schema import Cells, Table
 from ..silence import silenced
 from .prints import Fingerprint, of_tables
@@ -39,9 +40,10 @@ class _Row:
 
 @contextmanager
 def comparable(model: nn.Module, seed: int) -> Iterator[None]:
-    """Put a model into the state in which two models can be compared, and restore everything afterwards. The state is:
-    evaluation mode, except for the flag of the model itself, which a watcher reads; the random states of ``seed``; and
-    no gradients."""
+    """Put a model into the state in which two models can be compared, and restore everything afterwards, buffers and
+    attributes that a forward pass writes included. The state is: evaluation mode, except for the flag of the model
+    itself, which a watcher reads; the random states of ``seed``; and no gradients."""
+    held = StateSnapshot(model, [one.name for one in survey(model).tensors if one.kind != "parameter"])
     training = {module: module.training for module in model.modules()}
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     with random_states_kept(model):
@@ -58,6 +60,7 @@ def comparable(model: nn.Module, seed: int) -> Iterator[None]:
                 module.training = flag
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+            held.compare()
 
 
 def fingerprint_of(
@@ -104,6 +107,11 @@ def digest(batch: Any) -> str:
             found.update(f"{tuple(value.shape)}".encode())
             real = torch.view_as_real(value) if value.is_complex() else value
             found.update(real.detach().cpu().double().contiguous().numpy().tobytes())
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            found.update(f"{value.shape}".encode())
+            found.update(value.astype(complex if value.dtype.kind == "c" else float).tobytes())
+        elif isinstance(value, bool | int | float):
+            found.update(repr(float(value)).encode())
         elif isinstance(value, Mapping):
             for key in sorted(value, key=str):
                 add(value[key])

@@ -27,15 +27,16 @@ def rate_changes(group: str, found: Pairs) -> Iterator[LoopChange]:
         if not jumps(found, step):
             continue
         factor = after / before if before else math.inf
+        size = "" if math.isnan(factor) else f" (x{factor:.3g})"
         highest = is_highest(found, step)
         yield LoopChange(
             "rate" if highest else "return" if abs(after) > abs(before) else "fall",
             group,
             step,
-            f"the learning rate of {group} changed from {before:g} to {after:g} at step {step} (x{factor:.3g})",
+            f"the learning rate of {group} changed from {before:g} to {after:g} at step {step}{size}",
             remedy=f"Set `lr` back from {after:g} to {before:g}, or warm it up from there.",
             accused=highest,
-            factor=factor,
+            factor=factor if size else None,
             until=_taken_back(found, step),
             lasts=True,
         )

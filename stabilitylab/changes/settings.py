@@ -10,6 +10,7 @@ from .change import Fact, LoopChange, group_and_key, is_first
 from .rates import Pairs, rate_changes, restarts
 
 OFTEN = 3  # a setting that changes in so many updates on end is a schedule
+NOT_FINITE = ("nan", "inf", "-inf")  # numbers that a ledger writes as text
 SHAPE = ("foreach", "fused", "capturable", "differentiable", "initial_lr")  # settings that change no update
 CYCLED = ("betas", "momentum")  # settings that a scheduler of the rate moves too
 
@@ -21,11 +22,12 @@ def setting_changes(facts: Sequence[Fact], scheduled: bool) -> Iterator[LoopChan
     for fact in facts:
         if fact["kind"] != "setting" or fact["name"].endswith(SHAPE):
             continue
+        before, after = (float(one) if one in NOT_FINITE else one for one in (fact["before"], fact["after"]))
         if is_first(fact):
-            first.setdefault(fact["name"], (fact["step"], fact["after"]))
+            first.setdefault(fact["name"], (fact["step"], after))
             changes[fact["name"]] = changes[fact["name"]]
         else:
-            changes[fact["name"]][fact["step"]] = fact["before"], fact["after"]
+            changes[fact["name"]][fact["step"]] = before, after
     for name, found in changes.items():
         group, key = group_and_key(name)
         if key == "lr":

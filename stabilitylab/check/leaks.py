@@ -96,7 +96,7 @@ def _between_samples(output: Tensor, leaves: Sequence[Tensor], axes: Axes) -> fl
 def future(
     seen: Seen, axes: Axes | None, predicts_next: Sequence[Tensor], causal: bool | None
 ) -> tuple[Check, bool | None]:
-    """Check the gradient of outputs at four places with respect to inputs after them, over that of all inputs.
+    """Check the gradient of outputs at up to four places with respect to inputs after them, over that of all inputs.
 
     ``predicts_next``: the leaves whose next token is the label. The check is made if there are any, or if the caller
     says ``causal``. Returns also True if the output depends on no later input; None if that is unknown.
@@ -128,7 +128,7 @@ def _ahead(output: Tensor, leaf: Tensor, time_out: int, time_in: int) -> float |
     if n < 2 or leaf.shape[time_in] != n:
         return None
     worst = None
-    for place in sorted({0, n // 3, 2 * n // 3, n - 2}):
+    for place in sorted({0, n // 3, min(2 * n // 3, n - 2), n - 2}):
         norms = _norms(output.select(time_out, place), [leaf], time_in)
         if norms is not None:
             share = float(norms[place + 1 :].max() / norms.max())

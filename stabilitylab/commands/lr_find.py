@@ -163,9 +163,10 @@ def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> Rat
 
     given = dict(call())
     warmup = plan["warmup"] if plan["warmup"] is not None else given.get("warmup")
+    batches = given.get("batches")  # a loader of a stream has no length, and so no truth value
     return model_subject(
         given["model"],
-        given.get("batches") or [given["batch"]],
+        [given["batch"]] if batches is None else batches,
         given["loss_fn"],
         given.get("optimizer"),
         horizon=plan["horizon"],

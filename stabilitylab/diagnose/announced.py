@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..alarm.reading import recorded
 from ..schema import Row
-from .events import Event
+from .events import Event, as_sentence
 from .evidence import Evidence
 
 
@@ -16,7 +16,7 @@ def announced(evidence: Evidence) -> Iterator[Event]:
     for own in recorded(evidence.run.manifest):
         if not isinstance(own.get("step"), int):
             continue
-        place = own.get("place")
+        place, advice = own.get("place"), str(own.get("advice", ""))
         yield Event(
             "alarm",
             f"alarm: {own.get('title', '')}",
@@ -25,7 +25,7 @@ def announced(evidence: Evidence) -> Iterator[Event]:
             str(own.get("sentence", "")),
             "note",
             place=_row(place) if isinstance(place, dict) else None,
-            advice=str(own.get("remedy", "")),
+            advice=as_sentence(advice) if advice else "",
             numbers={name: own[name] for name in ("score", "threshold", "since") if name in own},
         )
 

@@ -233,8 +233,9 @@ def _gap(a: Grid, b: Grid, rtol: float, atol: float) -> np.ndarray:
         size = np.maximum(np.abs(x), np.abs(y))
         difference = np.abs(x - y)
         relative = np.divide(difference, size, out=np.zeros_like(size), where=size > 0)
-        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (difference <= atol + rtol * size)
-    relative[~(np.isfinite(x) & np.isfinite(y))] = np.inf  # a different finding, not a larger number
+        finite = np.isfinite(x) & np.isfinite(y)
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (finite & (difference <= atol + rtol * size))
+    relative[~finite] = np.inf  # a different finding, not a larger number
     relative[same & (a.absent == b.absent)] = 0.0
     relative[a.absent & b.absent] = 0.0
     relative[a.absent != b.absent] = np.inf

@@ -114,10 +114,13 @@ def first_above(ratio: np.ndarray, threshold: float) -> tuple[int, int, int] | N
 
 
 def usual_before(grid: Grid, row: int, place: int) -> tuple[float, str]:
-    """Return the median of up to PAST rows of a place before ``row``, and the name of these rows."""
+    """Return the median of up to PAST rows of a place before ``row``, and the number of ``row`` beside it in words."""
     first = max(0, row - PAST)
     values = grid.values[first:row, place]
-    return float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
+    median, rows = float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
+    if not median:
+        return median, f"after a median of 0 in {rows}"
+    return median, f"{float(grid.values[row, place]) / median:.3g} times the median of {rows}"
 
 
 def lasting(holds: np.ndarray) -> tuple[int, np.ndarray] | None:

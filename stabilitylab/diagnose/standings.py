@@ -28,6 +28,8 @@ NOT_DRAWN = ("train.seed", "data.seed")  # settings that are not listed, since t
 class Standing:
     """One run of the comparison. A number that it has not recorded is NaN; a text that it has not recorded is empty.
 
+    - ``updates``: the number of updates so far; the last row of a watched run is of the last update, that of a run of
+      ``probe`` of the weights after it.
     - ``loss``: nats a token. If a loss is compared, a NaN was measured.
     - ``gap``: the loss minus the unigram baseline of its data.
     - ``gradient_decades``: log10 of the largest over the smallest gradient norm of a layer at the last probed step, of
@@ -143,7 +145,7 @@ def _standing(one: Evidence, loss: float) -> Standing:
         label=label_of(run.manifest),
         layers="-".join(f"{count}L" for count in layers),
         seed=None if seed is None else int(seed),
-        updates=int(one.steps[-1]) + (one.status.state == "running"),
+        updates=max(int(one.steps[-1]) + (one.status.state == "running"), one.status.step),
         state=judged.state if judged else one.status.state,
         loss=loss,
         gap=judged.nll_gap if judged else math.nan,

@@ -132,7 +132,7 @@ class Auditor:
             verified = update.step
         if snapshot is not None and verified == snapshot - 1:
             state = self.loop.captured()
-            names = differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters)
+            names = differing_state(self.flight.snapshots[snapshot], state)
             if names := first_names(names, self.loop.processes):
                 self.result.parted.append((snapshot, f"{names[0]} is another in the snapshot"))
                 self.result.between.append(snapshot)
@@ -331,9 +331,9 @@ class Auditor:
             self.result.tried += len(losses)
             if kept is not None:
                 state = self.loop.captured()
-                names = differing_state(kept, state, self.flight.parameters)
+                names = differing_state(kept, state)
                 is_reached = not first_names(names, self.loop.processes)
-            elif recorded is not None and losses and self._has_loss:
+            elif recorded is not None and recorded.loss is not None and losses and self._has_loss:
                 is_reached = self._same_loss(recorded, losses[-1])
             else:
                 is_reached = False
@@ -400,18 +400,18 @@ def moments_of(state: State) -> int:
     return sum(is_kept(one) and one[0].dim() > 0 for one in entries)
 
 
-def differing_state(kept: State, state: State, parameters: Sequence[str]) -> list[str]:
+def differing_state(kept: State, state: State) -> list[str]:
     """Return the names of tensors that differ between two captured states: of the model, and of the optimizers."""
     names = [name for name, one in kept["tensors"].items() if not same_bits(one, state["tensors"].get(name, one))]
     for mine, theirs in zip(kept["optimizers"], state["optimizers"], strict=True):
+        members = [name for group in theirs["members"] for name in group]
         for number, entries in theirs["state"].items():
-            whose = parameters[number] if number < len(parameters) else f"parameter {number}"
             other = mine["state"].get(number, {})
             for key, value in entries.items():
                 if is_kept(value):
                     there = other.get(key)
                     if there is None or not same_bits(value[0], there[0]):
-                        names.append(f"{key} of {whose}")
+                        names.append(f"{key} of {members[number]}")
     return names
 
 

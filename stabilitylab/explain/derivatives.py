@@ -110,6 +110,8 @@ def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
     loss = loss_of(loop, batch, loop.replica)
     if loss.dtype != torch.float64:
         raise UsageError(f"loss_fn computes in {loss.dtype} also where the model is in float64")
+    if not loss.isfinite():
+        raise UsageError("the loss of the recorded weights is not finite")
     loss.backward()
     if (rounding := _rounding(loop, batch, parameters)) > ROUNDED * max(1.0, abs(float(loss.detach()))):
         raise UsageError(f"inside loss_fn numbers are rounded to less than float64 (by about {rounding:.1g})")

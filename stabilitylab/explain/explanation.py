@@ -39,8 +39,9 @@ EXIT_CODES: dict[Verdict, int] = {
 class Explanation:
     """The result of :func:`explain`; ``print`` shows it.
 
-    - ``verdict``: "cause" (an intervention decided), "finding" (the audit decided, and nothing else was asked), "no
-      cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the ledger alone).
+    - ``verdict``: "cause" (an intervention or the declared replay decided), "finding" (the audit decided, and nothing
+      else was asked), "no cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the
+      ledger alone).
     - ``sentences``: the result, then the evidence, then advice.
     - ``findings``: all findings of the audit, the judge and the derivatives, by step.
     - ``audit``, ``experiment``: the results of the audit and of the interventions; None if there were none.
@@ -65,7 +66,8 @@ class Explanation:
 
     @property
     def cause(self) -> str:
-        """The name of the cause, such as "learning rate at step 130 (x30)"; "" if no cause was confirmed."""
+        """The name of the cause that an intervention confirmed, such as "learning rate at step 130 (x30)"; "" if none
+        did. A cause that the declared replay confirmed is the first accused finding."""
         causes = [] if self.experiment is None else self.experiment.causes
         return causes[0].intervention.cause if causes else ""
 
@@ -194,8 +196,15 @@ def _facts_alone(flight: Flight) -> Explanation:
         else f"{_told(flight)} The ledger has no finding."
     )
     why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
-    verdict: Verdict = "finding" if accused else ("not replayed" if flight.lasting() else "no trouble")
+    verdict: Verdict = "finding" if accused else _of_trouble(flight, "not replayed")
     return Explanation(verdict=verdict, sentences=[head], findings=findings, unchecked=[why], trouble=flight.trouble)
+
+
+def _of_trouble(flight: Flight, lasting: Verdict) -> Verdict:
+    """Return the verdict of a run without a finding; ``lasting``: that of a trouble that lasted."""
+    if flight.trouble is None:
+        return "no trouble"
+    return lasting if flight.lasting() else "no lasting harm"
 
 
 def _told(flight: Flight) -> str:
@@ -210,18 +219,14 @@ def _told(flight: Flight) -> str:
 
 def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFinding], audit: bool) -> None:
     assert found.audit is not None, "an audit was made"
-    head = _told(flight)
+    found.verdict = "finding" if accused else _of_trouble(flight, "no cause found")
     if accused:
-        found.verdict = "finding"
-        found.sentences = [
-            f"{head} The audit has {len(accused)} finding{'s' * (len(accused) > 1)}; first: {accused[0].sentence}."
-        ]
+        told = f"The audit has {len(accused)} finding{'s' * (len(accused) > 1)}; first: {accused[0].sentence}."
     elif found.audit.is_equal:
-        found.sentences = [
-            f"{head} The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
-        ]
+        told = f"The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
     else:
-        found.sentences = [f"{head} No fault was found: the replay differs only by things that were not declared."]
+        told = "No fault was found: the replay differs only by things that were not declared."
+    found.sentences = [f"{_told(flight)} {told}"]
     if audit and flight.trouble is not None:
         found.unchecked.append("interventions: leave --audit out to try them")
 

@@ -446,4 +446,5 @@ def _untried(flight: Flight) -> list[str]:
 
 
 def _same(one: float, other: float) -> bool:
-    return one == other or (math.isinf(one) and math.isinf(other))
+    """Return True for equal scores, and for two of which none is finite."""
+    return one == other or not (math.isfinite(one) or math.isfinite(other))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes.parameters.processes import ALONE, Processes
 from ..probes.places.naming import named, parameters_of
+from ..probes.state import StateSnapshot
 from .batches import restored
 from .flight import Flight, RecordedUpdate
 from .recorder import Loss, OutputDigests, Recorder
@@ -95,7 +96,7 @@ class DeclaredLoop:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Put everything back afterwards: a replay leaves the objects that it was given as they were."""
-        before = self.captured()
+        before, held = self.captured(), StateSnapshot(self.model, copied=())
         gradients = [parameter.grad for parameter in self.model.parameters()]
         groups = [[*one.param_groups] for one in self.optimizers]
         try:
@@ -103,6 +104,7 @@ class DeclaredLoop:
         finally:
             for one, own in zip(self.optimizers, groups, strict=True):
                 one.param_groups[:] = own
+            held.compare()  # puts back what was bound anew, and the model's own generators; the bits follow
             self.restore(before)
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient

@@ -25,14 +25,15 @@ def captured(
 ) -> State:
     """Return a copy, on the host, of everything that the next update depends on.
 
-    ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``flags``: ``training`` of
-    modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules; ``optimizers``, ``scaler``,
-    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use;
-    ``generators``: those of torch that the model holds itself.
+    ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``attributes``: the names of
+    the last; ``training`` of modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules;
+    ``optimizers``, ``scaler``, ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices
+    that are in use; ``generators``: those of torch that the model holds itself.
     """
-    tensors = {held.name: _copy(held.tensor) for held in survey(model).tensors}
+    found = survey(model).tensors
     return {
-        "tensors": tensors,
+        "tensors": {held.name: _copy(held.tensor) for held in found},
+        "attributes": [held.name for held in found if held.kind == "attribute"],
         "training": {path: module.training for path, module in _modules(model)},
         "requires_grad": {name: p.requires_grad for name, p in parameters_of(model).items()},
         "numbers": {name: holder[key] for name, holder, key in numbers_of(model)},
@@ -51,24 +52,28 @@ def restore(
     scaler: Any = None,
     scheduler: Any = None,
 ) -> None:
-    """Put ``state`` back. Gradients are dropped: a replayed update begins without any.
+    """Put ``state`` back. Gradients are dropped: a replayed update begins without any. A tensor among the attributes of
+    modules, such as the last output, may be missing or have another shape.
 
     Raises UsageError if the model or an optimizer is not of the kind that was recorded.
     """
     held = {one.name: one.tensor for one in survey(model).tensors}
-    lacking = [name for name, tensor in state["tensors"].items() if name not in held and tensor.numel()]
+    loose = frozenset(state.get("attributes", ()))  # black boxes of before do not say which are attributes
+    lacking = [n for n, tensor in state["tensors"].items() if n not in held and n not in loose and tensor.numel()]
     if lacking:
         raise UsageError(f"the model has no tensor {lacking[0]!r}, which was recorded: give the model of the run.")
     with torch.no_grad():
         for name, tensor in state["tensors"].items():
             if name not in held:
+                if name in loose:
+                    _bind(model, name, tensor)
                 continue
-            if held[name].shape != tensor.shape:
+            if held[name].shape != tensor.shape and name not in loose:
                 raise UsageError(
                     f"{name} has shape {tuple(held[name].shape)} and was recorded with {tuple(tensor.shape)}: give the "
                     "model of the run."
                 )
-            if held[name].dtype != tensor.dtype:
+            if (held[name].dtype, held[name].shape) != (tensor.dtype, tensor.shape):
                 held[name].data = tensor.to(held[name].device)
             else:
                 held[name].data.copy_(tensor)
@@ -98,7 +103,8 @@ def restore(
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> State:
     """Return settings and state of an optimizer; parameters are counted through, and ``members`` are their names by
-    group. A tensor of the state is kept with True if it lay on its parameter's device."""
+    group. A tensor of the state is kept with True if it lay on its parameter's device. ``own``: entries of the state
+    that belong to no parameter, such as a count of all steps."""
     groups = [settings_of(group) for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -110,7 +116,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Pa
                 for key, value in entries
             }
     members = _members(optimizer, named_)
-    return {"kind": type(optimizer).__name__, "groups": groups, "members": members, "state": state}
+    own = {key: copy.deepcopy(value) for key, value in optimizer.state.items() if _is_own(key, value)}
+    return {"kind": type(optimizer).__name__, "groups": groups, "members": members, "state": state, "own": own}
 
 
 def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> None:
@@ -133,7 +140,10 @@ def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer, named_: Map
 def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
     """Put back the state alone, without the settings of groups."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.state.clear()
+    for key, value in [*optimizer.state.items()]:
+        if isinstance(key, Tensor) or _is_own(key, value):
+            del optimizer.state[key]
+    optimizer.state.update(copy.deepcopy(kept.get("own", {})))  # black boxes of before have none
     for number, entries in kept["state"].items():
         parameter = parameters[int(number)]
         optimizer.state[parameter] = {
@@ -203,6 +213,14 @@ def _generators(model: nn.Module) -> list[tuple[str, torch.Generator]]:
     return [(name, one) for name, one in survey(model).generators if isinstance(one, torch.Generator)]
 
 
+def _bind(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Give a module the attribute ``name`` that it lacks."""
+    path, _, key = name.rpartition(".")
+    module = dict(_modules(model)).get(path)
+    if module is not None and key.isidentifier():
+        setattr(module, key, tensor.to(next(model.parameters()).device, copy=True))
+
+
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(each.path, each.module) for each in named(model)]
 
@@ -210,6 +228,11 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def is_kept(value: Any) -> bool:
     """Return True for a tensor of an optimizer's state as :func:`optimizer_state` keeps it."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], Tensor)
+
+
+def _is_own(key: Any, value: Any) -> bool:
+    """Return True for an entry of an optimizer's state that belongs to no parameter, and that a file may hold."""
+    return isinstance(key, str | int) and _is_plain(value)
 
 
 def _is_setting(value: Any) -> bool:

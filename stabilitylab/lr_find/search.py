@@ -234,7 +234,7 @@ def _first_rung(search: Search, rungs: Rungs) -> dict[float, float]:
             break
         if not min(rungs.rates) / STEP**MOST_STEPS <= beyond <= max(rungs.rates) * STEP**MOST_STEPS:
             search.notes.append(
-                f"The grid was not extended beyond {best:g}, {STEP**MOST_STEPS:g} times its first edge."
+                f"The grid was not extended beyond {best:g}, a factor of {STEP**MOST_STEPS:g} from its first edge."
             )
             break
         search.notes.append(f"The best rate of the first rung, {best:g}, stood at the edge, so {beyond:g} was tried.")

@@ -168,6 +168,16 @@ def test_diagnose_has_alarms_on_its_time_line(tmp_path: Path) -> None:
     assert event.place.stack == "layers"
 
 
+def test_diagnose_has_the_advice_of_an_alarm(tmp_path: Path) -> None:
+    loop = Loop()
+    told = Alert(2, "mine", "weights jump", 3.0, 1.0, 2, "update.z", 9.0, None, "lower the learning rate")
+    with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer) as w:
+        loop.run(w, 0, 3)
+        w.run.record(alarms=[told.as_dict()])
+    [event] = [event for event in diagnose(Run.open(tmp_path / "a")).events if event.kind == "alarm"]
+    assert event.remedy == event.as_dict()["remedy"] == "Lower the learning rate."
+
+
 def test_alarms_that_are_damaged_end_no_diagnosis(tmp_path: Path) -> None:
     loop = Loop()
     with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer) as w:

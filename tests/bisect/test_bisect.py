@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from planted import (
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 import stabilitylab as sl
 from stabilitylab.bisect import Bisection, redrawn
+from stabilitylab.bisect.model_pass import digest
 from stabilitylab.bisect.rounding import RUNNING_SUM
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.reports.bisection import write
@@ -222,6 +224,7 @@ def test_nothing_of_the_models_is_changed(gpt: GPT) -> None:
     loss_of(one, ids()).backward()
     kept = [(p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in one.parameters()]
     flags = [[module.training for module in model.modules()] for model in (one, other)]
+    torch.manual_seed(5)
     state = torch.get_rng_state()
     sl.bisect(one, other, ids(), loss_of)
     assert torch.equal(torch.get_rng_state(), state)
@@ -233,6 +236,28 @@ def test_nothing_of_the_models_is_changed(gpt: GPT) -> None:
         assert torch.equal(parameter.grad, gradient)
     assert all(parameter.grad is None for parameter in other.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in (*one.modules(), *other.modules()))
+
+
+class Counting(GPT):
+    """Counts its passes in a buffer and in a number, keeps its last output, and adds a little of the count to it."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.count, self.last = 0, None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        self.count += 1
+        self.last = super().forward(tokens) * (1 + 0.1 * self.calls)
+        return self.last
+
+
+def test_state_that_a_forward_pass_writes_is_put_back_after_each_pass() -> None:
+    one, other = Counting(), Counting()
+    assert sl.bisect(one, other, ids(), loss_of, controls=1).verdict == "identical"
+    for model in (one, other):
+        assert (float(model.calls), model.count, model.last) == (0.0, 0, None)
 
 
 class Ported(nn.Module):
@@ -284,6 +309,14 @@ def test_a_batch_that_differs_is_said(gpt: GPT) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [np.array([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 0.5, 3, True])
+def test_the_digest_of_a_batch_sees_its_numbers_whatever_holds_them(held: Any) -> None:
+    other = held * 2 if isinstance(held, float | int) else -held
+    assert digest({"x": [held]}) == digest({"x": (held,)}) != digest({"x": [other]})
+    if isinstance(held, np.ndarray):
+        assert digest(held) == digest(torch.from_numpy(held))
+
+
 def test_the_answer_is_one_json_object_and_a_picture(gpt: GPT, tmp_path: Any) -> None:
     found = sl.bisect(gpt, faulty(gpt, "sign flipped"), ids(), loss_of)
     assert isinstance(found, Bisection)

@@ -62,6 +62,15 @@ def test_a_future_leak_is_the_share_of_the_gradient_that_is_of_later_inputs(late
     assert check(preflight(Mixed(), x, squared, causal=True), "future leak").state == "ok"
 
 
+@pytest.mark.parametrize("places", [2, 3, 4])
+def test_leaks_are_found_in_short_sequences_too(places: int) -> None:
+    x = torch.randn(4, places, 8).double()
+    result = preflight(Mixed(later=0.25), x, squared, causal=True)
+    assert check(result, "future leak").value == pytest.approx(0.25, rel=1e-12)
+    assert check(result, "sample leak").state == "ok"
+    assert check(preflight(Mixed(), x, squared, causal=True), "future leak").state == "ok"
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_sample_leak_is_the_share_of_the_gradient_that_is_of_other_samples(batch_first: bool) -> None:
     x = torch.randn(4, 6, 8).double()

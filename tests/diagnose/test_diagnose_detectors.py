@@ -182,6 +182,20 @@ def test_an_exploding_gradient_is_seen_in_the_total_and_placed_by_the_table(
         assert (first.step, first.place.layer) == (AT, 4)
 
 
+def test_a_jump_after_rows_of_mostly_zeros_has_no_factor_over_their_median(tmp_path: Path) -> None:
+    """A loss scaler skips the first updates: 0, 0, 0 and one small number, then one far above it."""
+    course = [0.0, 0.0, 0.0, 1e-3, *[1.0] * 36]
+    table = Made(layer_rows(2), ("value", "rms"), lambda t: np.full((2, 2), course[t]), STEPS)
+    metrics = {"loss": falling(40), "grad_norm_total": course}
+    diagnosis = found(made(tmp_path / "run", metrics, {"update_ratio": table}))
+    for kind, what in (("exploding_gradient", "the gradient norm"), ("update_jump", "the rms of the update")):
+        event = only(diagnosis, kind)
+        assert event.step == 4
+        assert event.evidence.startswith(what)
+        assert event.evidence.endswith("is 1 at step 4, after a median of 0 in rows 0-3")
+        assert event.numbers == {"value": 1.0, "times_largest_before": pytest.approx(1000)}
+
+
 def test_absent_zero_and_unmoved_are_different_findings(tmp_path: Path) -> None:
     rows = [*layer_rows(3), Row("head", "", 0, "head")]
     gradients = Made(

@@ -287,6 +287,21 @@ def test_a_rate_that_was_taken_back_does_not_stand() -> None:
     assert lasting.remedy == "Set `lr` back from 30 to 1, or warm it up from there."
 
 
+@pytest.mark.parametrize(("told", "size"), [("nan", ""), ("inf", " (xinf)")])
+def test_a_rate_that_is_not_finite_is_accused(told: str, size: str) -> None:
+    """A ledger writes it as text. The rate of before is a note."""
+    name = "optimizer 0 group 0 lr"
+    pairs = {0: (None, 1e-3), 20: (1e-3, told), 24: (told, 1e-3)}
+    facts = [
+        {"step": step, "kind": "setting", "name": name, "before": before, "after": after}
+        for step, (before, after) in pairs.items()
+    ]
+    there, back = changes_of(facts)
+    assert (there.kind, there.step, there.accused, there.until) == ("rate", 20, True, 24)
+    assert there.sentence == f"the learning rate of optimizer 0 group 0 changed from 0.001 to {told} at step 20{size}"
+    assert (back.kind, back.step, back.accused) == ("fall", 24, False)
+
+
 def test_a_number_of_a_module_is_a_note_unless_it_is_its_own_affair() -> None:
     facts = [
         {"step": step, "kind": "attribute", "name": name, "before": before, "after": after}

@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from diagnose_cases import Made, layer_rows, made
 
+import stabilitylab as sl
 from stabilitylab.diagnose import Standings, side_by_side
 from stabilitylab.errors import InputError
 from stabilitylab.schema import Row
@@ -30,6 +32,17 @@ def test_losses_are_compared_at_the_last_step_that_all_have(tmp_path: Path) -> N
     assert [row.loss for row in found.rows] == [5.0, 4.5]
     assert "short has the lowest held_out_nll, 4.5000" in found.paragraph
     assert "One run is one seed" in found.paragraph
+
+
+def test_updates_are_counted_whether_the_last_row_is_of_the_last_update_or_after_it(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    with sl.watch(model, out=tmp_path / "watched", probes="none", reference=None) as watcher:
+        for _ in range(5):
+            loss = model(torch.ones(3, 2)).square().mean()
+            loss.backward()
+            watcher.step(loss=loss)
+    after = made(tmp_path / "after", {"loss": [3.0, 2.0, 1.0]})
+    assert [row.updates for row in standings(tmp_path / "watched", after).rows] == [5, 2]
 
 
 def test_runs_with_one_loss_have_no_order(tmp_path: Path) -> None:

@@ -97,6 +97,27 @@ def test_a_healthy_run_has_no_trouble_and_an_equal_audit(tmp_path: Path) -> None
     assert "all 20 replayed updates are equal" in found.sentences[0]
 
 
+@pytest.mark.parametrize(
+    ("after", "audited", "alone", "code"),
+    [([9.0, 9.0, 9.0], "no cause found", "not replayed", 1), ([9.0, 1.0, 1.0], *["no lasting harm"] * 2, 0)],
+)
+def test_a_trouble_without_a_finding_is_not_called_none(
+    tmp_path: Path, after: list[float], audited: str, alone: str, code: int
+) -> None:
+    given = recorder()
+    train(Loop(), tmp_path / "run", 10, given)
+    assert given.flight is not None
+    given.flight.losses = [*enumerate([1.0] * 10), *enumerate(after, 10)]
+    given.flight.trouble = {"step": 10, "why": "the loss is 9, and was 1", "level": 1.0}
+    fresh = Loop()
+    found = sl.explain(given, fresh.model, loss_fn, fresh.optimizer, audit=True)
+    assert (found.verdict, found.exit_code, found.findings) == (audited, code, [])
+    assert "all 10 replayed updates are equal" in found.sentences[0]
+    assert "interventions: leave --audit out to try them" in found.unchecked
+    found = sl.explain(given)
+    assert (found.verdict, found.exit_code) == (alone, code)
+
+
 @pytest.mark.slow
 def test_an_audit_makes_no_intervention(tmp_path: Path) -> None:
     found = explained(faults.LargeRate, tmp_path, audit=True)
@@ -205,6 +226,26 @@ def test_a_level_that_a_control_reaches_lets_no_intervention_count(
     assert found.verdict == "no cause found"
     assert "a benign change (a benign change) heals as well" in found.sentences[-1]
     assert "learning rate as before" in found.sentences[-1]
+
+
+def test_scores_that_are_not_finite_are_no_replays_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval mode the loss is NaN, in each of two equal replays."""
+    from stabilitylab.explain import interventions as module
+
+    for name in ("controls", "interventions"):
+        monkeypatch.setattr(module, name, lambda *_: iter(()))
+    monkeypatch.setattr(module, "_bisect", lambda *_: None)
+    given = recorder()
+    train(Loop(), tmp_path / "run", 10, given)
+    assert given.flight is not None
+
+    def lost(model: Any, batch: Any) -> torch.Tensor:
+        return loss_fn(model, batch) * (1.0 if model.training else torch.nan)
+
+    fresh = Loop()
+    loop = DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, lost, given)
+    found = module.intervene(given.flight, loop, Window(0, 2, 3, 4, (0, 1)), ())
+    assert (found.harmed, found.repeatable) == (True, True)
 
 
 @pytest.mark.slow

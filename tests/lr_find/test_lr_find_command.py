@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from stabilitylab.commands.lr_find import subject_of_factory
 from stabilitylab.lr_find import RateResult, RateTrial
 from stabilitylab.terminal.rates import RateDisplay, line
 
@@ -72,6 +74,33 @@ def mine(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     yield lambda *arguments: run("lr-find", *arguments)
     sys.modules.pop("mine", None)
+
+
+STREAM = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(5, 4, 2) * torch.arange(5.0)[:, None, None])
+
+def ready():
+    model = torch.nn.Linear(2, 1)
+    return {"model": model, "batch": torch.zeros(4, 2), "batches": DataLoader(Stream(), batch_size=None),
+            "loss_fn": lambda model, batch: model(batch).square().mean() + batch.mean()}
+"""
+
+
+def test_a_loader_of_a_stream_which_has_no_length_gives_the_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "streamed_batches.py").write_text(STREAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    subject = subject_of_factory("streamed_batches:ready", {"horizon": 20, "seeds": (0,), "warmup": None}, 0)
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    assert [float(next(iter(subject.losses(model, t, 0))).detach()) for t in range(7)] == [0, 1, 2, 3, 4, 0, 1]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,18 @@ def test_a_sparse_ledger_stores_gradual_rates_by_5_per_cent_and_jumps_exactly() 
     for step, rate in at.items():
         stored = [value for since, value in known if since <= step][-1]
         assert abs(stored - rate) <= 0.0501 * max(stored, rate), f"the stored rate at step {step} is off"
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_sparse_ledger_stores_the_end_of_a_rate_that_was_not_finite(lost: float) -> None:
+    name = "optimizer 0 group 0 lr"
+
+    def act(t: int, model: Toy, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = lost if t in (2, 3) else 1e-2
+
+    facts, _ = trained(act, sparse=True)
+    found = [fact for fact in of(facts, "setting") if fact[1] == name]
+    assert [repr(fact) for fact in found] == [repr((2, name, 1e-2, lost)), repr((4, name, lost, 1e-2))]
 
 
 def test_weights_that_are_written_in_each_update_are_stored_a_few_times() -> None:

@@ -196,19 +196,22 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
         return
     row, place, places = found
     size, factor = float(grid.values[row, place]), float(ratio[row, place])
-    median, rows = usual_before(grid, row, place)
+    median, beside = usual_before(grid, row, place)
     where = f" ({describe(grid.rows[place])})" if grid.rows[place].site or grid.rows[place].layer else ""
     yield Event(
         "exploding_gradient",
         "exploding gradient",
         **grid.first_seen(row),
-        evidence=f"the gradient norm is {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the "
-        f"median of {rows}",
+        evidence=f"the gradient norm is {size:.3g} at step {grid.steps[row]}{where}, {beside}",
         place=grid.rows[place] if where else None,
         places=places,
         strength=factor / EXPLODED,
         stands=at_the_end(grid.values[:, place], row) > EXPLODED * median,
-        numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
+        numbers={
+            "value": size,
+            **({"times_median_before": size / median} if median else {}),
+            "times_largest_before": factor,
+        },
     )
 
 

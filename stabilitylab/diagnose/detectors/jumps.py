@@ -110,18 +110,21 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
         return
     row, place, places = found
     size, factor = float(grid.values[row, place]), float(ratio[row, place])
-    median, rows = usual_before(grid, row, place)
+    median, beside = usual_before(grid, row, place)
     yield Event(
         "update_jump",
         "update jump",
         **grid.first_seen(row),
-        evidence=f"{what} of {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, "
-        f"{size / median:.3g} times the median of {rows}",
+        evidence=f"{what} of {describe(grid.rows[place])} is {size:.3g} at step {grid.steps[row]}, {beside}",
         place=grid.rows[place],
         places=places,
         strength=factor / UPDATE_JUMP,
         stands=at_the_end(grid.values[:, place], row) > UPDATE_JUMP * size / factor,
-        numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
+        numbers={
+            "value": size,
+            **({"times_median_before": size / median} if median else {}),
+            "times_largest_before": factor,
+        },
     )
 
 

@@ -199,7 +199,7 @@ class UpdateLedger(Instrument):
         self._rates[name] = rate
         if before is None or not isinstance(stored, int | float) or not isinstance(rate, int | float):
             self._note(step, "setting", name, rate)
-        elif abs(rate - stored) > GRADUAL * max(abs(rate), abs(stored)) or rate - rate != 0:
+        elif abs(rate - stored) > GRADUAL * max(abs(rate), abs(stored)) or not math.isfinite(rate - stored):
             self._known[key] = before
             self._note(step, "setting", name, rate)
             self._known[key] = rate
