@@ -69,6 +69,7 @@ class AdamState(ParameterProbe):
         self._counts: dict[torch.Tensor, float] = {}
         self._counts_there: dict[torch.Tensor, torch.Tensor] = {}
         self._entries: dict[tuple[int, ...], torch.Tensor] = {}
+        self._taken: dict[int, Collected] = {}  # of several optimizers, the numbers of those that have stepped
 
     def lacks(self, parameters: Parameters) -> str:
         return lacks_adam(parameters.optimizers) or super().lacks(parameters)
@@ -78,8 +79,22 @@ class AdamState(ParameterProbe):
         self._counts = read(here)
         copies = torch.stack([*there.values()]).unbind() if there else ()
         self._counts_there = dict(zip(there, copies, strict=True))
+        self._taken.clear()
+
+    def after_step(self, parameters: Parameters, number: int) -> None:
+        groups = parameters.optimizers[number].param_groups
+        self._taken[number] = self._numbers(parameters, {p for group in groups for p in group["params"]})
 
     def collect(self, parameters: Parameters) -> Collected:
+        taken = [*self._taken.values()] or [self._numbers(parameters, set(parameters.originals))]
+        self._taken.clear()
+        if len(taken) == 1:
+            return taken[0]
+        columns = {name: torch.stack([each.columns[name] for each in taken]).sum(0) for name in taken[0].columns}
+        return Collected(columns, np.logical_or.reduce([each.seen for each in taken]))
+
+    def _numbers(self, parameters: Parameters, own: set[torch.Tensor]) -> Collected:
+        """Return the numbers of the parameters in ``own``."""
         state, groups = states(parameters.optimizers), groups_of(parameters.optimizers)
         here, there = split_counts(state)
         # a count that stands still is an update that a scaler skipped: the gradients may be the next row's by now
@@ -87,7 +102,7 @@ class AdamState(ParameterProbe):
         places = [
             place
             for place, p in enumerate(parameters.originals)
-            if p in state and p.grad is not None and p not in still
+            if p in own and p in state and p.grad is not None and p not in still
         ]
         updated = self._updated_there(parameters, there)
         others = {
