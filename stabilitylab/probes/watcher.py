@@ -306,7 +306,7 @@ class Watcher:
         if self._row is not None and self._row.waits:
             self._row = None
             self._instruments.call("abort")
-        self._settle()
+        self._settle(failed=True)
         self._send()
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
@@ -455,9 +455,11 @@ class Watcher:
                     self._instruments.call("host_after_update", row)
             row.ship()
 
-    def _settle(self) -> None:
-        """Close the row as far as it is known: a scaler skipped the update, or the interruption came before it."""
-        if self._watched.scaler is not None:
+    def _settle(self, failed: bool = False) -> None:
+        """Close the row as far as it is known: a scaler skipped the update, only some of the optimizers step in it, or
+        the interruption came before it. ``failed``: an error may have come between the steps of two optimizers."""
+        has_begun = len(self._steps) < len(self._watched.optimizers)
+        if self._watched.scaler is not None or (has_begun and not failed):
             self._complete()
         elif self._row is not None and self._row.state is State.OWED:
             self._instruments.call("skipped", self._row)

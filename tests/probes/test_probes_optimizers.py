@@ -229,3 +229,24 @@ def test_each_adams_numbers_are_of_the_gradients_of_its_own_step(set_to_none: bo
             if own := [name for name in sums if name.startswith(f"{place.site}.")]:
                 wanted[place.site] = (sum(sums[n] for n in own) / sum(sizes[n] for n in own)) ** 0.5
         assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_checkpoint_keeps_the_update_in_which_one_of_two_optimizers_steps() -> None:
+    ratios = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        model, sink = Toy(), ListSink()
+        optimizers = two(model)
+        with Watcher(model, sink, probes="update_ratio", every=1, optimizer=optimizers) as watcher:
+            for row in range(3):
+                loss_of(model, batch(row)).backward()
+                watcher.step(loss=1.0)
+                for optimizer in optimizers[: 1 + row % 2]:
+                    optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                if saves:
+                    watcher.state_dict()
+        ratios.append([sink.column(row, "update_ratio", "rms") for row in range(3)])
+    assert ratios[1] == ratios[0]
+    assert max(ratios[0][0].values()) > 0
