@@ -286,3 +286,18 @@ def test_evaluation_leaves_each_flag_as_it_was() -> None:
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == flags
     assert len(set(flags)) == 2
+
+
+def test_a_reference_that_sets_training_mode_leaves_frozen_parts_in_eval_mode() -> None:
+    model = Toy()
+    model.decoder.eval()
+    flags = [module.training for module in model.modules()]
+
+    def reference() -> None:  # as many loops evaluate
+        model.eval()
+        model(**FIXED)
+        model.train()
+
+    _, watcher = watch(model, "cosine_similarity", reference=reference)
+    watcher.step()
+    assert [module.training for module in model.modules()] == flags
