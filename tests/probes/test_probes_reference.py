@@ -209,13 +209,29 @@ def test_output_site_replaces_the_stacks() -> None:
     assert sink.column(1, "model_update", "cumulative") == {"decoder.layers.1": 0.0}
 
 
-def test_a_reference_that_changes_its_batch_is_refused() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_reference_that_changes_its_batch_ends_its_table_and_not_training(strict: bool) -> None:
     model = Toy()
-    sizes = iter((5, 4))
-    _, watcher = watch(model, "model_update", reference=lambda: model(**batch(1, rows=next(sizes))), mask=None)
+    sizes = iter((5, 4, 4))
+    sink, watcher = watch(
+        model,
+        "model_update,cosine_similarity",
+        reference=lambda: model(**batch(1, rows=next(sizes))),
+        mask=None,
+        strict=strict,
+    )
     watcher.step()
-    with pytest.raises(UsageError, match="the same fixed batch each time"):
-        watcher.step()
+    if strict:
+        with pytest.raises(UsageError, match="the same fixed batch each time"):
+            watcher.step()
+        return
+    watcher.step()
+    watcher.finish()
+    assert list(watcher.ended) == ["model_update"]
+    assert "the same fixed batch each time" in watcher.ended["model_update"]
+    assert [sorted(tables) for _, _, tables in sink.rows] == [["cosine_similarity", "model_update"]] + [
+        ["cosine_similarity"]
+    ] * 2
 
 
 def test_scalars_of_a_dict_become_metrics_of_due_rows() -> None:
