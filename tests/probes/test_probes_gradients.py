@@ -313,3 +313,40 @@ def test_gradients_that_are_still_scaled_are_refused() -> None:
     scaler.scale(loss_of(model, batch())).backward()
     with pytest.raises(UsageError, match=r"call scaler\.unscale_"):
         watcher.step()
+
+
+class Latents(nn.Module):
+    """A parameter enters the first layer as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(3, 4))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, factor: float) -> torch.Tensor:
+        x: torch.Tensor = self.latents
+        for layer in self.layers:
+            x = layer(x)
+        return factor * x
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_parameter_that_enters_the_first_layer_counts_once_in_each_row(every: int) -> None:
+    torch.manual_seed(0)
+    model, sink = Latents().double(), ListSink()
+    wanted = []
+    with Watcher(model, sink, probes="activation_grad_norm", every=every) as watcher:
+        for row in range(4):
+            squares = 0.0
+            for part in (1.0, 2.0):
+                before = torch.zeros(()) if model.latents.grad is None else model.latents.grad.clone()
+                model(part + row).square().sum().backward()
+                assert model.latents.grad is not None
+                squares += float((model.latents.grad - before).square().sum())
+            wanted.append(squares**0.5)
+            watcher.step()
+            model.zero_grad()
+    for row in range(0, 4, every):
+        norms = sink.column(row, "activation_grad_norm", "value")
+        assert norms["layers.input"] == pytest.approx(wanted[row], rel=1e-9)
+    assert not model.latents._backward_hooks
