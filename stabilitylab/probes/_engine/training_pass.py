@@ -406,15 +406,13 @@ class TrainingPass(Pass):
                 board.clear()
 
     def _leave(self, *given: Any) -> None:
-        depth = self._depth
+        if not self.trains():
+            return  # a call without gradients did not count as it began: a forward that raised before it is still open
         super()._leave(*given)
         last, self._last = self._last, None
-        if not self.trains():
-            self._depth = depth  # of a call without gradients, which did not count as it began
-        else:
-            self.forwards += 1
-            if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
-                self._listen_inside(last)
+        self.forwards += 1
+        if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
+            self._listen_inside(last)
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:
