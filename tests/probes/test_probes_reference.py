@@ -317,3 +317,27 @@ def test_a_reference_that_sets_training_mode_leaves_frozen_parts_in_eval_mode() 
     _, watcher = watch(model, "cosine_similarity", reference=reference)
     watcher.step()
     assert [module.training for module in model.modules()] == flags
+
+
+def test_a_step_inside_of_autocast_compares_with_the_parameters_of_the_start() -> None:
+    found = []
+    for inside in (False, True):
+        model = Toy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        sink, watcher = watch(model, "model_update", schedule=model.alpha)
+        for row in range(2):
+            model.alpha.set((1 + row) / 2)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss_of(model, batch(row)).backward()
+                if inside:
+                    watcher.step()
+            if not inside:
+                watcher.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        watcher.finish()
+        found.append(sink)
+    for column in ("parameters", "schedule"):
+        outside, inside = (sink.column(1, "model_update", column) for sink in found)
+        assert inside == pytest.approx(outside, rel=0.1)  # bfloat16
+        assert min(outside.values()) > 0
