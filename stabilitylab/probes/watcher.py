@@ -353,6 +353,12 @@ class Watcher:
         self._instruments.load_state_dict(state)
         self._begin_row()
 
+    def begin_at(self, t: int) -> None:
+        """Begin the record at row t, for a model that has had t updates without a watcher. Call it before the first
+        forward."""
+        self.t = t
+        self._begin_row()
+
     @contextmanager
     def recording(self) -> Iterator[Template]:
         """Record the device work of an update inside this context instead of doing it: forward, backward, ``step``,
