@@ -35,6 +35,7 @@ from .instruments.neutrality import NeutralityRecord
 from .instruments.parameter_tables import ParameterTables
 from .instruments.reference_rows import ReferenceRows
 from .instruments.step_order import StepOrder
+from .instruments.stepping import after_step
 from .instruments.taps import Taps
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
@@ -174,7 +175,7 @@ class Watcher:
         self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
         self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
         self._handles = [
-            optimizer.register_step_post_hook(lambda *_, number=number: self._stepped(number))
+            after_step(optimizer, lambda *_, number=number: self._stepped(number))
             for number, optimizer in enumerate(watched.optimizers)
         ]
         self._declare()
