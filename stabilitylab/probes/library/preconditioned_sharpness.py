@@ -62,9 +62,10 @@ class OfTheHessian(CurvatureProbe):
             square = inner(gradient, gradient)
             if square > 0:
                 numbers["along_gradient"] = inner(gradient, preconditioned(gradient)) / square
-            known = memory.get("vector")
+            start, known = scaled(landscape.random()), memory.get("vector")
+            if known is not None and [own.shape for own in known] != [own.shape for own in start]:
+                known = None  # of other parameters: some were frozen, or are trained now
             budget = WARM if known is not None and memory.get("converged") else self.cold
-            start = scaled(landscape.random())
             if known is not None:
                 start = _mixed(known, [gradient, start], inner)
             if inner(start, start) > 0:
