@@ -53,7 +53,8 @@ class AdamState(ParameterProbe):
     eps, so Adam no longer balances them.
 
     g is the gradient that the optimizer used, after clipping. It does not include Adam's own L2 term (``weight_decay``
-    of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by.
+    of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by. A complex entry
+    counts as two real ones.
 
     A row that was not updated is absent, also where a loss scaler skipped the update. If the Adam keeps another state
     than PyTorch's (8-bit, factored), all of its rows are absent. If there are several optimizers, the rows of those
@@ -164,7 +165,7 @@ class AdamState(ParameterProbe):
                 [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
             if (entries := self._entries.get(key := (*some,))) is None:
-                entries = squares(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+                entries = squares(some, [torch.ones_like(_real(own["exp_avg_sq"])) for own in held])
                 if len(self._entries) < PATTERNS:
                     self._entries[key] = entries
             sums = (entries, *(squares(some, values) for values in numbers.values()))
@@ -202,7 +203,7 @@ def formulas(
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
     moments = [
-        state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+        _real(state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"])
         for state, group in zip(states, groups, strict=True)
     ]
     root = torch._foreach_div(torch._foreach_sqrt(_wide(moments)), _scalars(corrections[1].sqrt(), moments))
@@ -275,7 +276,12 @@ def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]
 
 
 def _wide(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return [tensor.to(wide(tensor)) for tensor in tensors]
+    return [own.to(wide(own)) for own in map(_real, tensors)]
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as two real numbers an entry, each of which Adam updates by itself."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _scalars(values: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:
