@@ -570,3 +570,32 @@ def test_parameters_that_are_trained_or_frozen_later_begin_the_search_anew(later
     largest = [3.0, 3.0, 20.0, 20.0] if later == "trained" else [20.0, 20.0, 3.0, 3.0]
     assert [numbers(sink, row, "sharpness")["value"] for row in range(4)] == pytest.approx(largest, rel=0.02)
     assert all(numbers(sink, row, "preconditioned_sharpness")["converged"] for row in range(4))
+
+
+class Rotated(nn.Module):
+    """A smooth loss of complex numbers, or of the same numbers as pairs of real ones."""
+
+    def __init__(self, is_complex: bool) -> None:
+        super().__init__()
+        pairs = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        self.is_complex = is_complex
+        self.weight = nn.Parameter(torch.view_as_complex(pairs) if is_complex else pairs)
+        self.mixed = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def forward(self) -> Tensor:
+        pairs = torch.view_as_real(self.weight) if self.is_complex else self.weight
+        return (self.mixed @ pairs.flatten()).pow(4).mean()
+
+
+@pytest.mark.parametrize("how", ["exact", "differences"])
+def test_complex_parameters_have_the_curvature_of_pairs_of_real_ones(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfTheHessian, "tolerance", 1e-9)
+    if how == "differences":
+        monkeypatch.setattr("stabilitylab.probes.curvature.landscape.Landscape._found", lambda self: "differences")
+    found = []
+    for is_complex in (False, True):
+        model = Rotated(is_complex)
+        sink = recorded(model, model, torch.optim.Adam(model.parameters(), lr=1e-2), steps=2)
+        rows = {name: numbers(sink, 1, name) for name in ("sharpness", "preconditioned_sharpness")}
+        found.append({(name, c): own[c] for name, own in rows.items() for c in ("value", "along_gradient")})
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
