@@ -169,6 +169,16 @@ def test_share_under_eps_counts_entries_by_their_own_group() -> None:
     assert "grad_under_eps" not in sink.row(0)[0]  # SGD has no eps
 
 
+def test_share_under_eps_leaves_out_other_models_of_the_optimizer() -> None:
+    model, other = Scales((4,)), Scales((100,))
+    (own,), (foreign,) = model.weights(), other.weights()
+    own.grad, foreign.grad = torch.tensor([0.0, 1e-9, 1.0, 2.0]), torch.zeros(100)
+    sink, watcher = watch(model, "grad_norm", optimizer=torch.optim.AdamW([own, foreign], eps=1e-8))
+    watcher.step()
+    watcher.flush()
+    assert sink.row(0)[0]["grad_under_eps"] == 2 / 4
+
+
 @pytest.mark.parametrize("eps", [1e-3, 0.0])
 def test_share_under_eps_counts_the_zeros_that_a_sparse_gradient_does_not_store(eps: float) -> None:
     """The share is that of the dense gradient. What stands twice is one entry."""
