@@ -79,6 +79,7 @@ class RunWatcher(Watcher):
         self, model: nn.Module, run: RunWriter | AbsentRun, options: WatchOptions, sink: Sink | None = None
     ) -> None:
         self.run = run
+        self._is_new = True  # no row yet, in this attempt or an earlier one
         super().__init__(model, sink or run, **options.keywords())
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
@@ -95,6 +96,7 @@ class RunWatcher(Watcher):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        self._is_new = self.t == 0
         if isinstance(self.sink, AlarmSink) and "alarm" in state:
             self.sink.load_state_dict(state["alarm"])
 
@@ -106,8 +108,9 @@ class RunWatcher(Watcher):
         self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
-        if self.t == 1 and self._watched.stages is None:  # a stage knows only its own places
+        if self._is_new and self._watched.stages is None:  # a stage knows only its own places
             self.run.record(places_untrained=untrained(self.parameters), audit=dict(self.audit), **self._classes())
+        self._is_new = False
         return row
 
     step.__doc__ = Watcher.step.__doc__

@@ -29,10 +29,10 @@ class LightningCallback(Callback):
     ... )
     >>> trainer.fit(module, loader)
 
-    Row t is update t. ``loss`` is the loss as it was backpropagated, summed over ``accumulate_grad_batches`` (so it is
-    their mean). ``lr`` is the learning rate. Gradients are those of the whole batch, unscaled and before
-    ``gradient_clip_val`` clips them, since Lightning calls ``on_before_optimizer_step`` between the two. Validation
-    leaves no trace.
+    Row t is update t. ``loss`` is the loss as it was backpropagated, without the factor of a GradScaler, summed over
+    ``accumulate_grad_batches`` (so it is their mean). ``lr`` is the learning rate. Gradients are those of the whole
+    batch, unscaled and before ``gradient_clip_val`` clips them, since Lightning calls ``on_before_optimizer_step``
+    between the two. Validation leaves no trace.
 
     Lightning's progress bar gets ``grad_norm_total``, the gradient norm of the previous update (which the host already
     has, so that nothing waits for the device), and ``alarm_step``, the step of the last alert of ``alarm=``. Loggers do
@@ -91,7 +91,9 @@ class LightningCallback(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         if self._session is not None:
-            self._session.loss(loss)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)  # which has scaled the loss by now
+            scale = None if scaler is None else scaler.scale(torch.ones((), device=loss.device))
+            self._session.loss(loss if scale is None else loss.detach() / scale)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer

@@ -87,7 +87,7 @@ class Session:
         follows = isinstance(options.get("record"), Recorder) and not shows_batches
         self._unrecord = self._follow_batches(model) if follows else lambda: None
         if resume is None and step:
-            self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
+            self.watcher.begin_at(step)
 
     def batch(self, batch: Any) -> None:
         """Show the batch of the next micro-batch to the recorder."""

@@ -150,6 +150,10 @@ class ParameterProbe(Probe):
     def before(self, parameters: Parameters) -> None:
         """Keep whatever the measurement after the update needs; called in ``Watcher.step`` for ``on="update"``."""
 
+    def after_step(self, parameters: Parameters, number: int) -> None:
+        """Take what may be gone once other optimizers have stepped, such as gradients. If there are several optimizers,
+        this is called for ``on="update"`` after each step of the optimizer of this number."""
+
     def collect(self, parameters: Parameters) -> Collected:
         """Return the numbers of all rows at once, as :class:`Collected` or as a tuple of its first two fields.
 

@@ -120,6 +120,8 @@ class Max(Rule):
     additive: ClassVar[bool] = False
 
     def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if not values.numel():
+            return  # an expert that got no token
         if weight is not None:
             values = torch.where(weight, values, -torch.inf).amax(tuple(range(1, values.dim())))
         into[:, 0].scatter_reduce_(0, rows, values.double(), "amax")

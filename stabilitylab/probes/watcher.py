@@ -35,6 +35,7 @@ from .instruments.neutrality import NeutralityRecord
 from .instruments.parameter_tables import ParameterTables
 from .instruments.reference_rows import ReferenceRows
 from .instruments.step_order import StepOrder
+from .instruments.stepping import after_step
 from .instruments.taps import Taps
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
@@ -174,7 +175,7 @@ class Watcher:
         self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
         self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
         self._handles = [
-            optimizer.register_step_post_hook(lambda *_, number=number: self._stepped(number))
+            after_step(optimizer, lambda *_, number=number: self._stepped(number))
             for number, optimizer in enumerate(watched.optimizers)
         ]
         self._declare()
@@ -306,7 +307,7 @@ class Watcher:
         if self._row is not None and self._row.waits:
             self._row = None
             self._instruments.call("abort")
-        self._settle()
+        self._settle(failed=True)
         self._send()
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
@@ -351,6 +352,12 @@ class Watcher:
         self.t = state["t"]
         self._row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         self._instruments.load_state_dict(state)
+        self._begin_row()
+
+    def begin_at(self, t: int) -> None:
+        """Begin the record at row t, for a model that has had t updates without a watcher. Call it before the first
+        forward."""
+        self.t = t
         self._begin_row()
 
     @contextmanager
@@ -455,9 +462,11 @@ class Watcher:
                     self._instruments.call("host_after_update", row)
             row.ship()
 
-    def _settle(self) -> None:
-        """Close the row as far as it is known: a scaler skipped the update, or the interruption came before it."""
-        if self._watched.scaler is not None:
+    def _settle(self, failed: bool = False) -> None:
+        """Close the row as far as it is known: a scaler skipped the update, only some of the optimizers step in it, or
+        the interruption came before it. ``failed``: an error may have come between the steps of two optimizers."""
+        has_begun = len(self._steps) < len(self._watched.optimizers)
+        if self._watched.scaler is not None or (has_begun and not failed):
             self._complete()
         elif self._row is not None and self._row.state is State.OWED:
             self._instruments.call("skipped", self._row)

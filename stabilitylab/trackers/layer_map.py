@@ -28,6 +28,11 @@ class LayerMap:
         self.rows += 1
         return self.rows % EVERY == 0
 
+    @property
+    def has_layers(self) -> bool:
+        """False for a model without layers, of which there is no image."""
+        return bool(self._columns) and self._columns[-1].size > 0
+
     def image(self) -> np.ndarray:
         """Return RGB bytes (1, height, width, 3) from the smallest number (dark) to the largest, by logarithms. Numbers
         that are not finite are red; missing numbers and 0 are white."""

@@ -101,7 +101,7 @@ class TrackerSink:
             values = aggregates(metrics, tables, self._definitions)
             self._safely(f"step {step}", lambda: self.tracker.log(values, step=step))
             draw: Any = getattr(self.tracker, "log_images", None)  # not every tracker takes images
-            if draw is not None and self._map.take(tables, self._definitions):
+            if draw is not None and self._map.take(tables, self._definitions) and self._map.has_layers:
                 image, how = self._image()
                 images = {f"{PICTURED}/layers": image}
                 self._safely(f"the image of step {step}", lambda: draw(images, step=step, **how))

@@ -539,3 +539,63 @@ def test_the_cadence() -> None:
     assert [row for row in range(11) if is_curved(row, "log")] == [0, 1, 2, 3, 4, 5, 6, 8, 10]
     with pytest.raises(UsageError, match="curvature_every = 0"):
         Watcher(Toy(), ListSink(), curvature_every=0)
+
+
+class Quadratic(nn.Module):
+    """A loss whose Hessian is diagonal: 1, 2, 3 for ``first`` and 10, 20 for ``second``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+
+    def forward(self) -> Tensor:
+        squares = torch.cat((self.first, self.second)).square()
+        return torch.tensor([1.0, 2.0, 3.0, 10.0, 20.0], dtype=torch.float64) @ squares / 2
+
+
+@pytest.mark.parametrize("later", ["trained", "frozen"])
+def test_parameters_that_are_trained_or_frozen_later_begin_the_search_anew(later: str) -> None:
+    model, sink = Quadratic().double(), ListSink()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.second.requires_grad_(later == "frozen")
+    settings = {"curvature_every": 1, "curvature_loss": model, "strict": True}
+    with Watcher(model, sink, probes="sharpness,preconditioned_sharpness", optimizer=optimizer, **settings) as watcher:
+        for row in range(4):
+            if row == 2:
+                model.second.requires_grad_(later == "trained")
+            model().backward()
+            watcher.step()
+            optimizer.step()
+            optimizer.zero_grad()
+    largest = [3.0, 3.0, 20.0, 20.0] if later == "trained" else [20.0, 20.0, 3.0, 3.0]
+    assert [numbers(sink, row, "sharpness")["value"] for row in range(4)] == pytest.approx(largest, rel=0.02)
+    assert all(numbers(sink, row, "preconditioned_sharpness")["converged"] for row in range(4))
+
+
+class Rotated(nn.Module):
+    """A smooth loss of complex numbers, or of the same numbers as pairs of real ones."""
+
+    def __init__(self, is_complex: bool) -> None:
+        super().__init__()
+        pairs = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        self.is_complex = is_complex
+        self.weight = nn.Parameter(torch.view_as_complex(pairs) if is_complex else pairs)
+        self.mixed = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def forward(self) -> Tensor:
+        pairs = torch.view_as_real(self.weight) if self.is_complex else self.weight
+        return (self.mixed @ pairs.flatten()).pow(4).mean()
+
+
+@pytest.mark.parametrize("how", ["exact", "differences"])
+def test_complex_parameters_have_the_curvature_of_pairs_of_real_ones(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfTheHessian, "tolerance", 1e-9)
+    if how == "differences":
+        monkeypatch.setattr("stabilitylab.probes.curvature.landscape.Landscape._found", lambda self: "differences")
+    found = []
+    for is_complex in (False, True):
+        model = Rotated(is_complex)
+        sink = recorded(model, model, torch.optim.Adam(model.parameters(), lr=1e-2), steps=2)
+        rows = {name: numbers(sink, 1, name) for name in ("sharpness", "preconditioned_sharpness")}
+        found.append({(name, c): own[c] for name, own in rows.items() for c in ("value", "along_gradient")})
+    assert found[1] == pytest.approx(found[0], rel=1e-4)

@@ -269,3 +269,23 @@ def test_a_model_that_is_saved_meanwhile_has_no_hook_of_ours(tmp_path: Path) -> 
     assert b"stabilitylab." not in (tmp_path / "1.pt").read_bytes()
     with torch.no_grad():
         assert torch.equal(loaded(**content).loss, subject(**content).loss)
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_plain_watch_takes_the_optimizer_that_was_prepared(tmp_path: Path, fp16: bool) -> None:
+    accelerator = scaled(Accelerator(cpu=True)) if fp16 else Accelerator(cpu=True)
+    subject, optimizer = accelerator.prepare(linear := nn.Linear(3, 2), torch.optim.SGD(linear.parameters(), lr=LR))
+    out = tmp_path / "run"
+    with sl.watch(
+        subject, out=out, probes="update_ratio", every=1, optimizer=optimizer, scaler=accelerator.scaler
+    ) as w:
+        for _ in range(2):
+            accelerator.backward(subject(torch.ones(4, 3)).float().square().mean())
+            accelerator.unscale_gradients(optimizer)
+            w.step()
+            before, gradient = linear.weight.detach().clone(), linear.weight.grad.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert torch.allclose(linear.weight, before - LR * gradient)
+    found = sl.Run.open(out).frame("update_ratio")
+    assert found.groupby("step")["rms"].max().gt(0).tolist() == [True, True]

@@ -92,13 +92,14 @@ def test_gradients_are_those_before_clipping_and_of_all_micro_batches(tmp_path: 
     assert set(run.metrics["lr"]) == {LR}
 
 
-def test_gradients_under_a_scaler_are_unscaled(tmp_path: Path) -> None:
+def test_gradients_and_the_loss_under_a_scaler_are_unscaled(tmp_path: Path) -> None:
     precision = lightning.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**12))
-    totals = []
+    rows = []
     for name, changes in (("plain", {}), ("scaled", {"plugins": [precision]})):
         fit(model(dtype=torch.float32), tmp_path, StabilityCallback(tmp_path / name, every=1), max_steps=1, **changes)
-        totals.append(sl.Run.open(tmp_path / name).metrics["grad_norm_total"][0])
-    assert totals[1] == pytest.approx(totals[0], rel=0.02)  # half precision
+        metrics = sl.Run.open(tmp_path / name).metrics
+        rows.append([metrics[column][0] for column in ("grad_norm_total", "loss")])
+    assert rows[1] == pytest.approx(rows[0], rel=0.02)  # half precision
 
 
 def test_means_are_over_real_tokens_as_the_batch_says(tmp_path: Path) -> None:

@@ -114,6 +114,18 @@ def test_tensorboard_takes_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read.Tags()["images"][0].startswith("grad_norm/layers")
 
 
+def test_a_model_without_layers_has_no_image_and_its_tracker_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stabilitylab.trackers.layer_map.EVERY", 2)
+    subject, out = torch.nn.Linear(3, 2), tmp_path / "run"
+    with sl.watch(subject, out=out, tracker="tensorboard", every=1, probes="grad_norm", reference=None) as w:
+        for _ in range(3):
+            subject(torch.ones(2, 3)).sum().backward()
+            w.step()
+    assert not [line for line in caplog.messages if "tracker" in line]
+
+
 def test_a_tracker_gets_every_row_and_never_one_number_a_layer(tmp_path: Path) -> None:
     tracker = Notebook()
     loop(tmp_path / "run", tracker, config={"lr": LR, "betas": (0.9, 0.95)})

@@ -11,6 +11,7 @@ from subjects import LR, batch, model
 
 import stabilitylab as sl
 from stabilitylab.errors import UsageError
+from stabilitylab.integrations.session import Session
 
 
 def loop(subject: Any, optimizer: Any, w: Any, steps: range) -> None:
@@ -67,3 +68,22 @@ def test_a_checkpoint_of_another_run_is_refused_and_one_of_before_is_taken(tmp_p
     with w:
         loop(subject, optimizer, w, range(2, 3))
     assert sl.Run.open(tmp_path / "run").metrics["step"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_run_that_begins_at_a_later_step_knows_its_frozen_parts_and_its_first_row(tmp_path: Path, step: int) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(2))
+    subject = torch.nn.Sequential(*layers)
+    subject[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(subject.parameters(), lr=LR)
+    session = Session(subject, optimizer, out=tmp_path / "run", mask=None, step=step, every=1)
+    for _ in range(2):
+        subject(torch.ones(3, 4)).sum().backward()
+        session.row()
+        optimizer.step()
+        optimizer.zero_grad()
+    session.finish()
+    run = sl.Run.open(tmp_path / "run")
+    assert list(run.metrics["step"]) == [step, step + 1]
+    assert run.manifest["places_untrained"] == {"0.0": "frozen"}
+    assert {"row": step, "parameters": 2, "forwards": 1}.items() <= run.manifest["audit"].items()

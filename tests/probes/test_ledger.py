@@ -367,3 +367,27 @@ def test_a_resumed_ledger_knows_the_former_settings() -> None:
         watcher.load_state_dict(state)
         one(watcher)
     assert of(sink.facts, "setting") == [(1, "optimizer 0 group 0 lr", 0.01, 0.03)]
+
+
+@pytest.mark.parametrize("digests", [0, 1])
+@pytest.mark.parametrize("turns", [[(0, 1)], [(1, 0)], [(0,), (0, 1)], [(1,), (1, 0)]], ids=str)
+def test_what_one_of_several_optimizers_writes_is_no_write_of_something_else(
+    turns: list[tuple[int, ...]], digests: int
+) -> None:
+    model, sink = Toy(), Ledgers()
+    optimizers = [AdamW(stack.parameters(), lr=1e-2) for stack in (model.encoder, model.decoder)]
+    bias = model.decoder.layers[0].linear1.bias
+    with Watcher(model, sink, probes="none", optimizer=optimizers, record=Asked(digests), strict=True) as watcher:
+        for t in range(6):
+            if t == 4:
+                with torch.no_grad():
+                    bias.add_(1)
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            watcher.step(loss=loss)
+            for number in turns[t % len(turns)]:
+                optimizers[number].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    found = [(step, name) for step, name, *_ in of(sink.facts, "write")]
+    assert found == [(4, "decoder.layers.0.linear1.bias")]

@@ -127,6 +127,13 @@ def raises(model: Toy, watcher: Watcher, t: int) -> None:
     broken.remove()
 
 
+def raises_and_evaluates(model: Toy, watcher: Watcher, t: int) -> None:
+    """A forward that raises in the middle, and then one of another batch without gradients."""
+    raises(model, watcher, t)
+    with torch.no_grad():
+        model(**batch(200 + t))
+
+
 def cached(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
     """Gradient caching: representations without a graph first, then part by part with one."""
     for t in range(UPDATES):
@@ -175,6 +182,7 @@ def closures(zero_first: bool = True) -> Loop:
         slow(loop_with(between=in_a_block), id="watcher.off between"),
         slow(loop_with(first=raises), id="a forward that is retried"),
         pytest.param(loop_with(between=raises), id="a micro-batch that is left out"),
+        pytest.param(loop_with(between=raises_and_evaluates), id="a micro-batch that is left out before a validation"),
         cached,
     ],
 )

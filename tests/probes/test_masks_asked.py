@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from probe_toys import ListSink
 from torch import Tensor, nn
 
-from stabilitylab.probes import Watcher
+from stabilitylab.probes import Probe, Site, Watcher, probe
+from stabilitylab.probes.places import layers
 
 WIDTH, TOKENS, ROWS = 6, 5, 4
 
@@ -105,3 +107,25 @@ def test_the_first_batch_keeps_the_mask_of_its_own_pass(every: int) -> None:
         wanted = float(model(data(1)).norm(dim=-1)[masks[1]].mean())
     found = sink.column(0 if every == 1 else 1, "output_norm", "value")
     assert list(found.values()) == pytest.approx([wanted], rel=1e-9)
+
+
+def test_gradients_of_two_forwards_and_one_backward_have_the_mask_of_their_forward() -> None:
+    @probe("token_gradient", on="backward", at=layers, unit="L2 norm")
+    class TokenGradient(Probe):
+        """The gradient norm of each token."""
+
+        def measure(self, site: Site, x: Any, y: Tensor, weight: Tensor) -> Tensor:
+            return y.norm(dim=-1)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))).double()
+    real = [torch.tensor([[True, True, False], [True, False, False]]), torch.tensor([[False, False, True]] * 2)]
+    asked, sink = iter(real), ListSink()
+    with Watcher(model, sink, probes="token_gradient", mask=lambda: next(asked)) as watcher:
+        first, second = (model(torch.randn(2, 3, 4, dtype=torch.float64)) for _ in range(2))
+        first.retain_grad()
+        second.retain_grad()
+        (first * second).square().sum().backward()  # as a contrastive loss of two views
+        watcher.step()
+    norms = [y.grad.norm(dim=-1)[mask] for y, mask in zip((first, second), real, strict=True)]
+    assert sink.column(0, "token_gradient", "value")["1"] == pytest.approx(torch.cat(norms).mean().item(), rel=1e-9)

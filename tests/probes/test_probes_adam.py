@@ -294,3 +294,35 @@ def test_reductions_do_not_grow_with_depth() -> None:
         return calls.count
 
     assert of_update(6) - of_update(2) <= 2  # the optimizer's own operators take lists as well
+
+
+class Filter(nn.Module):
+    """Weights of frequencies: complex, or the same numbers as pairs of real ones."""
+
+    def __init__(self, is_complex: bool, width: int = 6) -> None:
+        super().__init__()
+        pairs = torch.randn(width, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        self.is_complex = is_complex
+        self.weight = nn.Parameter(torch.view_as_complex(pairs) if is_complex else pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.is_complex else torch.view_as_complex(self.weight)
+        passed = torch.fft.ifft(torch.fft.fft(x) * weight)
+        return passed.real + 0.3 * passed.imag.square()
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_a_complex_entry_counts_as_two_real_ones(amsgrad: bool) -> None:
+    found = []
+    for is_complex in (False, True):
+        model, sink = Filter(is_complex), ListSink()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS, betas=BETAS, amsgrad=amsgrad)
+        with Watcher(model, sink, probes="adam", every=1, optimizer=optimizer, strict=True) as watcher:
+            for t in range(4):
+                x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
+                (3.0**-t * model(x).pow(4).mean()).backward()
+                watcher.step()
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append([sink.column(t, "adam", column)["weight"] for t in range(4) for column in COLUMNS])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)

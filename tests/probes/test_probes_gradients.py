@@ -169,6 +169,16 @@ def test_share_under_eps_counts_entries_by_their_own_group() -> None:
     assert "grad_under_eps" not in sink.row(0)[0]  # SGD has no eps
 
 
+def test_share_under_eps_leaves_out_other_models_of_the_optimizer() -> None:
+    model, other = Scales((4,)), Scales((100,))
+    (own,), (foreign,) = model.weights(), other.weights()
+    own.grad, foreign.grad = torch.tensor([0.0, 1e-9, 1.0, 2.0]), torch.zeros(100)
+    sink, watcher = watch(model, "grad_norm", optimizer=torch.optim.AdamW([own, foreign], eps=1e-8))
+    watcher.step()
+    watcher.flush()
+    assert sink.row(0)[0]["grad_under_eps"] == 2 / 4
+
+
 @pytest.mark.parametrize("eps", [1e-3, 0.0])
 def test_share_under_eps_counts_the_zeros_that_a_sparse_gradient_does_not_store(eps: float) -> None:
     """The share is that of the dense gradient. What stands twice is one entry."""
@@ -313,3 +323,40 @@ def test_gradients_that_are_still_scaled_are_refused() -> None:
     scaler.scale(loss_of(model, batch())).backward()
     with pytest.raises(UsageError, match=r"call scaler\.unscale_"):
         watcher.step()
+
+
+class Latents(nn.Module):
+    """A parameter enters the first layer as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(3, 4))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, factor: float) -> torch.Tensor:
+        x: torch.Tensor = self.latents
+        for layer in self.layers:
+            x = layer(x)
+        return factor * x
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_parameter_that_enters_the_first_layer_counts_once_in_each_row(every: int) -> None:
+    torch.manual_seed(0)
+    model, sink = Latents().double(), ListSink()
+    wanted = []
+    with Watcher(model, sink, probes="activation_grad_norm", every=every) as watcher:
+        for row in range(4):
+            squares = 0.0
+            for part in (1.0, 2.0):
+                before = torch.zeros(()) if model.latents.grad is None else model.latents.grad.clone()
+                model(part + row).square().sum().backward()
+                assert model.latents.grad is not None
+                squares += float((model.latents.grad - before).square().sum())
+            wanted.append(squares**0.5)
+            watcher.step()
+            model.zero_grad()
+    for row in range(0, 4, every):
+        norms = sink.column(row, "activation_grad_norm", "value")
+        assert norms["layers.input"] == pytest.approx(wanted[row], rel=1e-9)
+    assert not model.latents._backward_hooks

@@ -187,3 +187,66 @@ def test_an_optimizer_inside_backward_is_told(caplog: pytest.LogCaptureFixture) 
         watcher.step(loss=1.0)
     assert "since the optimizer steps inside it: give optimizer=None and probes='-grad_norm'" in caplog.text
     assert not sink.row(0)[1]["activation_grad_norm"].absent.any()
+
+
+def measured(optimizer: Optimizer, parameters: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The sum of g^2 / v of each parameter, right after the optimizer's step, by its definition."""
+    sums = {}
+    for name, p in parameters.items():
+        state, group = optimizer.state[p], optimizer.param_groups[0]
+        v = state["exp_avg_sq"].double() / (1 - group["betas"][1] ** float(state["step"]))
+        assert p.grad is not None
+        sums[name] = float((p.grad.double().square() / v.clamp(min=group["eps"] ** 2)).sum())
+    return sums
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("rare", [False, True])
+def test_each_adams_numbers_are_of_the_gradients_of_its_own_step(set_to_none: bool, rare: bool) -> None:
+    torch.manual_seed(0)
+    model, sink = Toy(), ListSink()
+    parts = [
+        dict(model.encoder.named_parameters(prefix="encoder")),
+        dict(model.decoder.named_parameters(prefix="decoder")),
+    ]
+    optimizers = [torch.optim.AdamW(part.values(), lr=1e-3) for part in parts]
+    rows: list[dict[str, float]] = []
+    with Watcher(model, sink, probes="adam", every=1, optimizer=optimizers, strict=True) as watcher:
+        for row in range(4):
+            (3.0**row * loss_of(model, batch(row))).backward()
+            watcher.step(loss=1.0)
+            rows.append({})
+            for optimizer, part in zip(optimizers, parts, strict=True):
+                if not (rare and row % 2 == 0 and optimizer is optimizers[1]):
+                    optimizer.step()
+                    rows[-1] |= measured(optimizer, part)
+                optimizer.zero_grad(set_to_none=set_to_none)  # before the other one steps
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    for row, sums in enumerate(rows):
+        found = {site: value for site, value in sink.column(row, "adam", "rms_t").items() if value == value}
+        wanted = {}
+        for place in sink.tables["adam"].rows:
+            if own := [name for name in sums if name.startswith(f"{place.site}.")]:
+                wanted[place.site] = (sum(sums[n] for n in own) / sum(sizes[n] for n in own)) ** 0.5
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_checkpoint_keeps_the_update_in_which_one_of_two_optimizers_steps() -> None:
+    ratios = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        model, sink = Toy(), ListSink()
+        optimizers = two(model)
+        with Watcher(model, sink, probes="update_ratio", every=1, optimizer=optimizers) as watcher:
+            for row in range(3):
+                loss_of(model, batch(row)).backward()
+                watcher.step(loss=1.0)
+                for optimizer in optimizers[: 1 + row % 2]:
+                    optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                if saves:
+                    watcher.state_dict()
+        ratios.append([sink.column(row, "update_ratio", "rms") for row in range(3)])
+    assert ratios[1] == ratios[0]
+    assert max(ratios[0][0].values()) > 0

@@ -209,13 +209,29 @@ def test_output_site_replaces_the_stacks() -> None:
     assert sink.column(1, "model_update", "cumulative") == {"decoder.layers.1": 0.0}
 
 
-def test_a_reference_that_changes_its_batch_is_refused() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_reference_that_changes_its_batch_ends_its_table_and_not_training(strict: bool) -> None:
     model = Toy()
-    sizes = iter((5, 4))
-    _, watcher = watch(model, "model_update", reference=lambda: model(**batch(1, rows=next(sizes))), mask=None)
+    sizes = iter((5, 4, 4))
+    sink, watcher = watch(
+        model,
+        "model_update,cosine_similarity",
+        reference=lambda: model(**batch(1, rows=next(sizes))),
+        mask=None,
+        strict=strict,
+    )
     watcher.step()
-    with pytest.raises(UsageError, match="the same fixed batch each time"):
-        watcher.step()
+    if strict:
+        with pytest.raises(UsageError, match="the same fixed batch each time"):
+            watcher.step()
+        return
+    watcher.step()
+    watcher.finish()
+    assert list(watcher.ended) == ["model_update"]
+    assert "the same fixed batch each time" in watcher.ended["model_update"]
+    assert [sorted(tables) for _, _, tables in sink.rows] == [["cosine_similarity", "model_update"]] + [
+        ["cosine_similarity"]
+    ] * 2
 
 
 def test_scalars_of_a_dict_become_metrics_of_due_rows() -> None:
@@ -286,3 +302,42 @@ def test_evaluation_leaves_each_flag_as_it_was() -> None:
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == flags
     assert len(set(flags)) == 2
+
+
+def test_a_reference_that_sets_training_mode_leaves_frozen_parts_in_eval_mode() -> None:
+    model = Toy()
+    model.decoder.eval()
+    flags = [module.training for module in model.modules()]
+
+    def reference() -> None:  # as many loops evaluate
+        model.eval()
+        model(**FIXED)
+        model.train()
+
+    _, watcher = watch(model, "cosine_similarity", reference=reference)
+    watcher.step()
+    assert [module.training for module in model.modules()] == flags
+
+
+def test_a_step_inside_of_autocast_compares_with_the_parameters_of_the_start() -> None:
+    found = []
+    for inside in (False, True):
+        model = Toy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        sink, watcher = watch(model, "model_update", schedule=model.alpha)
+        for row in range(2):
+            model.alpha.set((1 + row) / 2)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss_of(model, batch(row)).backward()
+                if inside:
+                    watcher.step()
+            if not inside:
+                watcher.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        watcher.finish()
+        found.append(sink)
+    for column in ("parameters", "schedule"):
+        outside, inside = (sink.column(1, "model_update", column) for sink in found)
+        assert inside == pytest.approx(outside, rel=0.1)  # bfloat16
+        assert min(outside.values()) > 0

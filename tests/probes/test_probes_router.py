@@ -133,3 +133,17 @@ def test_an_undecided_router_has_the_entropy_of_its_experts_and_one_that_collaps
     assert sink.column(0, "router", "entropy") == pytest.approx({"0.gate": math.log(E), "1.gate": 0.0}, abs=1e-15)
     assert sink.column(0, "router", "load_max") == {"0.gate": E, "1.gate": E}  # argmax of equals is the first
     assert sink.column(0, "router", "load_min") == {"0.gate": 0, "1.gate": 0}
+
+
+def test_under_autocast_the_logits_are_in_float32() -> None:
+    subject, sink, entered = model("stacked").float(), ListSink(), []
+    gate = subject[0].gate
+    gate.register_forward_pre_hook(lambda module, args: entered.append(args[0].detach()))
+    with Watcher(subject, sink, probes="router") as watcher:
+        with torch.autocast("cpu", torch.bfloat16):
+            subject(30 * torch.randn(3, 5, D)).float().square().mean().backward()
+        watcher.step()
+    logits = entered[0].double() @ gate.weight.detach().double().T + gate.bias.detach().double()
+    wanted = {"log_z": logits.logsumexp(-1).mean().item(), "max_logit": logits.abs().max().item()}
+    found = {column: sink.column(0, "router", column)["0.gate"] for column in wanted}
+    assert found == pytest.approx(wanted, rel=1e-6)

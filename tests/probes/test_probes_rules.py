@@ -96,3 +96,14 @@ def test_a_quantile_needs_no_sum_of_floating_point_numbers_that_cuda_refuses(mon
     monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
     values = torch.arange(1.0, 101.0).view(1, 100)
     assert applied(Quantile(q=0.99), values, torch.ones(1, 100, dtype=torch.bool)) == pytest.approx(99, rel=0.0222)
+
+
+@pytest.mark.parametrize("rule", [Mean(), Max(), Quantile(q=0.5)], ids=lambda rule: type(rule).__name__)
+def test_a_call_without_tokens_adds_nothing(rule: Rule) -> None:
+    parts = torch.full((1, rule.width), 0.0 if rule.additive else -torch.inf, dtype=torch.float64)
+    row = torch.tensor([0])
+    rule.add(parts, row, torch.zeros(1, 0), torch.zeros(0, dtype=torch.bool))  # an expert that got no token
+    assert np.isnan(rule.finish(parts).item())
+    rule.add(parts, row, torch.tensor([[2.0]]), torch.ones(1, dtype=torch.bool))
+    rule.add(parts, row, torch.zeros(1, 0), torch.zeros(0, dtype=torch.bool))
+    assert rule.finish(parts).item() == pytest.approx(2.0, rel=0.03)

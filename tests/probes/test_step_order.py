@@ -165,3 +165,31 @@ def test_optimizers_that_step_in_turn_are_not_named() -> None:
     with Watcher(model, ListSink(), optimizer=(encoder, decoder), probes="grad_norm", reference=None) as watcher:
         loop(model, watcher, encoder)
     assert not watcher.loop_warnings
+
+
+def test_weights_that_are_loaded_before_the_first_forward_have_not_moved() -> None:
+    model, other = Toy(), Toy(seed=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Watcher(model, ListSink(), probes="grad_norm", every=1, optimizer=optimizer) as watcher:
+        model.load_state_dict(other.state_dict())
+        for row in range(2):
+            loss_of(model, batch(row)).backward()
+            watcher.step()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not watcher.loop_warnings
+
+
+def test_parameters_that_move_in_a_later_update_are_told() -> None:
+    model = Toy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Watcher(model, ListSink(), probes="grad_norm", every=1, optimizer=optimizer) as watcher:
+        for row in range(4):
+            loss_of(model, batch(row)).backward()
+            if row == 2:  # from here on as SAM, which many loops begin after a warm-up
+                with torch.no_grad():
+                    torch._foreach_add_(list(model.parameters()), 0.1)
+            watcher.step()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [warning.split(" between")[0] for warning in watcher.loop_warnings] == ["row 2: parameters moved"]

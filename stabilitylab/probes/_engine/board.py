@@ -39,7 +39,7 @@ class Board:
         self.parts: dict[str, torch.Tensor] = {}
         self.ended = ""  # the reason why the table gets no more numbers
         self._storage: dict[bool, torch.Tensor] = {}  # of its sums (True) and of its maxima
-        self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self._waiting: dict[str, list[tuple[int, torch.Tensor, torch.Tensor | None]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
         self._since: Since | None = None  # the sums of passes that have had no backward yet
@@ -68,9 +68,10 @@ class Board:
         parts = buffer.split([len(self.table.rows) * width for width in columns.values()])
         return {column: part.view(-1, width) for (column, width), part in zip(columns.items(), parts, strict=True)}
 
-    def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
-        """Keep a number, or one number per token, until the pass ends."""
-        self._waiting.setdefault(raw, []).append((row, value))
+    def hold(self, raw: str, row: int, value: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Keep a number, or one number per token, until the pass ends. ``weight``: the weight of each token, if it is
+        not that of the pass which ends, as for a gradient that comes after another forward."""
+        self._waiting.setdefault(raw, []).append((row, value, weight))
 
     def hold_value(self, raw: str, row: int, value: torch.Tensor) -> None:
         """Keep a value that is measured later, with others of its shape. Nothing may write to it until then."""
@@ -133,15 +134,18 @@ class Board:
             if raw not in self._readers:
                 measured = f"probe {self.table.name!r} measures {raw!r}"
                 raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(self._readers)))}.")
-            groups: dict[tuple[str | None, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
-            for row, value in entries:
+            groups: dict[tuple[str | None, torch.Size, int], tuple[list[int], list[torch.Tensor], Any]] = {}
+            for row, value, weight in entries:
                 stack = self.sites[row].mask if value.dim() else None
-                rows, values = groups.setdefault((stack, value.shape), ([], []))
+                own = weight if value.dim() and weight is not None and weight.shape == value.shape else None
+                rows, values, _ = groups.setdefault((stack, value.shape, id(own)), ([], [], own))
                 rows.append(row)
                 values.append(value)
-            for (stack, shape), (rows, values) in groups.items():
+            for (stack, shape, _), (rows, values, own) in groups.items():
                 stacked = torch.stack(values)  # (n, *tokens)
-                self.add(raw, rows, stacked, masks(stack, shape, stacked.device) if shape else None)
+                if shape and own is None:
+                    own = masks(stack, shape, stacked.device)
+                self.add(raw, rows, stacked, own)
 
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if (index := self._index.get(key := tuple(rows))) is None:

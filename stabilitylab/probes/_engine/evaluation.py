@@ -30,14 +30,17 @@ def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Run the block in eval mode without gradients, then restore each module's own training flag and the random states.
-    Buffers that a forward itself changes in eval mode (a counter, say) are not restored."""
-    training = [module for module in model.modules() if module.training]
+    """Run the block in eval mode without gradients, then restore each module's own training flag and the random states,
+    also if the block itself calls ``model.train()``. Buffers that a forward itself changes in eval mode (a counter,
+    say) are not restored."""
+    flags = [(module, module.training) for module in model.modules()]
     with random_states_kept(model), torch.no_grad():
         try:
-            for module in training:
-                module.training = False
+            for module, training in flags:
+                if training:
+                    module.training = False
             yield
         finally:
-            for module in training:
-                module.training = True
+            for module, training in flags:
+                if module.training is not training:
+                    module.training = training

@@ -248,10 +248,12 @@ class Pass:
                 board.hold_value(raw, row, y)
             self._held += y.numel()
             return
-        self._hold(wanted, board.probe.measure(board.sites[row], x, y, weight), compiled)
+        own = weight if board.probe.on == "backward" else None  # of its forward, behind which others may have come
+        self._hold(wanted, board.probe.measure(board.sites[row], x, y, weight), compiled, own)
 
-    def _hold(self, wanted: Wanted, numbers: Any, compiled: bool = False) -> None:
-        """Keep the numbers of a call, if there are any."""
+    def _hold(self, wanted: Wanted, numbers: Any, compiled: bool = False, weight: torch.Tensor | None = None) -> None:
+        """Keep the numbers of a call, if there are any. ``weight``: that of each token, if it is not that of the pass
+        which ends."""
         board, row, fed = wanted
         if numbers is None:
             if self._wrote:  # and the probe needs what entered
@@ -265,7 +267,7 @@ class Pass:
                     self.order.setdefault((board.table.name, each), len(self.order))
                     board.hold(raw, each, own)
             else:
-                board.hold(raw, row, number)
+                board.hold(raw, row, number, weight)
             self._held += number.numel()
         if self._held > HELD:
             self._reduce()

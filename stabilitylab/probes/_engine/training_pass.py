@@ -103,6 +103,7 @@ class TrainingPass(Pass):
         self._row = 0  # counts rows
         self._views: list[tuple[ref[torch.Tensor], int, ComingGradient]] = []  # whose gradients are to come
         self._sums: list[ComingGradient] = []
+        self._on_leaves: dict[tuple[Board, int, int], Any] = {}  # (board, row, id of a leaf) -> its hook of this row
         # called with n if no update follows the passes of the row so far, except its last n forwards
         self.on_discard: list[Callable[[int], None]] = []
         self._last: Value | Parts = None  # what the last site of the forward that runs has returned
@@ -126,6 +127,7 @@ class TrainingPass(Pass):
         super().detach()
 
     def close(self) -> None:
+        self._forget_leaves()
         staying = next((hook for hook in self._hooks if hook.compiled), None)
         if staying is None:
             self._around.close()
@@ -150,6 +152,7 @@ class TrainingPass(Pass):
 
     def start_row(self) -> None:
         self._calls.clear()
+        self._forget_leaves()
         self.outside = False
         self._compiled.clear()
         self._scale: torch.Tensor | None = None
@@ -228,7 +231,7 @@ class TrainingPass(Pass):
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
             one = ComingGradient(self, wanted, weight)
-            y.register_hook(one)
+            self._await(y, one)
             if self._views:
                 self._look_at(self._views.pop())  # now, since it may be gone when its gradient comes
             if y._is_view():
@@ -255,7 +258,22 @@ class TrainingPass(Pass):
         own = [part for part in y.distinct if part.requires_grad]
         one = ComingGradient(self, wanted, weight, len(own))
         for part in own:
-            part.register_hook(one)
+            self._await(part, one)
+
+    def _await(self, tensor: torch.Tensor, one: ComingGradient) -> None:
+        """Call ``one`` with the gradient of a tensor. A leaf, such as a parameter that enters the first layer, keeps
+        its hooks and gets one gradient for all forwards: it has one hook for each place, until the row ends."""
+        handle = tensor.register_hook(one)
+        if tensor.is_leaf:
+            key = one.wanted.board, one.wanted.row, id(tensor)
+            if (before := self._on_leaves.get(key)) is not None:
+                before.remove()
+            self._on_leaves[key] = handle
+
+    def _forget_leaves(self) -> None:
+        for handle in self._on_leaves.values():
+            handle.remove()
+        self._on_leaves.clear()
 
     def receive(self, one: ComingGradient, gradient: torch.Tensor) -> None:
         """Take a gradient that has come; ignore it if its backward does not lead to the update."""
@@ -388,15 +406,13 @@ class TrainingPass(Pass):
                 board.clear()
 
     def _leave(self, *given: Any) -> None:
-        depth = self._depth
+        if not self.trains():
+            return  # a call without gradients did not count as it began: a forward that raised before it is still open
         super()._leave(*given)
         last, self._last = self._last, None
-        if not self.trains():
-            self._depth = depth  # of a call without gradients, which did not count as it began
-        else:
-            self.forwards += 1
-            if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
-                self._listen_inside(last)
+        self.forwards += 1
+        if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
+            self._listen_inside(last)
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

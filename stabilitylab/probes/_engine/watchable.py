@@ -75,8 +75,9 @@ def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.O
     """Raise UsageError if the gradients that are about to be recorded still carry the loss scale."""
     if scaler is None or not scaler.is_enabled():
         return
-    stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
-    if stage is torch.amp.grad_scaler.OptState.READY:
+    wrapped = getattr(optimizer, "optimizer", optimizer)  # by Accelerate, which unscales the one inside
+    states = [scaler._per_optimizer_states[id(each)] for each in (optimizer, wrapped)]
+    if all(state["stage"] is torch.amp.grad_scaler.OptState.READY for state in states):
         raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")
 
 

@@ -119,7 +119,7 @@ class HessianProducts:
         ends = []
         for sign in (1.0, -1.0):
             with moved(held, direction, sign * step):
-                ends.append([gradient.double() for gradient in self._gradient()])
+                ends.append([wide(gradient) for gradient in self._gradient()])
         return self.mean(
             [((above - below) / (2 * step)).to(own.dtype) for above, below, own in zip(*ends, held, strict=True)]
         )
@@ -146,8 +146,23 @@ def _twice_differentiable(exact: bool) -> AbstractContextManager[Any]:
 
 def dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Return the inner product, in float64; one host read."""
-    parts = [(a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)]
+    parts = [inner_product(a, b) for a, b in zip(one, other, strict=True)]
     return float(torch.stack([part.to(parts[0].device) for part in parts]).sum()) if parts else 0.0
+
+
+def inner_product(one: Tensor, other: Tensor) -> Tensor:
+    """Return the inner product of two tensors in float64, 0-dim. A complex entry counts as two real ones."""
+    return (real(one).double() * real(other).double()).sum()
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as two real numbers an entry; any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, or in complex128."""
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
 def adam_preconditioner(
@@ -160,9 +175,10 @@ def adam_preconditioner(
     Cohen et al. 2022 (2207.14484), Eq. 4: Adam is preconditioned momentum, stable while the largest eigenvalue of
     P^(-1/2) H P^(-1/2) stays below (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9. With amsgrad, v is
     the maximum by which Adam divides. Entries of parameters that the optimizer has not moved yet are 0: they take no
-    part. ``states`` is an optimizer, or maps the parameters of several optimizers to their states; ``groups`` then maps
-    them to their groups. P holds no learning rate: if groups have different rates, multiply by :func:`relative_rates`.
-    Raises ValueError if no parameter has a second moment.
+    part. The real and the imaginary part of a complex entry have a number each. ``states`` is an optimizer, or maps the
+    parameters of several optimizers to their states; ``groups`` then maps them to their groups. P holds no learning
+    rate: if groups have different rates, multiply by :func:`relative_rates`. Raises ValueError if no parameter has a
+    second moment.
     """
     if isinstance(states, torch.optim.Optimizer):
         kind = type(states).__name__
@@ -181,9 +197,10 @@ def adam_preconditioner(
         seen = True
         t = float(state["step"])
         beta1, beta2 = (float(beta) for beta in group["betas"])
-        second = local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"])
+        second = real(local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
         root = (second.double() / (1 - beta2**t)).sqrt() + float(group["eps"])
-        found.append(((1 - beta1**t) * root).rsqrt().to(parameter.dtype))
+        inverse = ((1 - beta1**t) * root).rsqrt()
+        found.append((torch.view_as_complex(inverse) if parameter.is_complex() else inverse).to(parameter.dtype))
     if not seen:
         raise ValueError(
             f"{kind} keeps no second moment for these parameters: preconditioned sharpness is Adam's, after its first "

@@ -17,7 +17,7 @@ from ..parameters.copies import kept
 from ..parameters.layouts import ddp_wrappers
 from ..parameters.pieces import Parameters
 from ..parameters.processes import Processes
-from .hessian_products import HessianProducts, Vector
+from .hessian_products import HessianProducts, Vector, inner_product, wide
 
 log = logging.getLogger("stabilitylab")
 
@@ -77,7 +77,7 @@ class Landscape:
         own = [buffer.clone() for buffer in buffers]
         trained = [own.requires_grad for own in self.parameters.originals]
         pairs = [(new, old.to(new.device)) for (new, old), yes in zip(self._pairs(), trained, strict=True) if yes]
-        update, theta = [new.double() - old for new, old in pairs], [old for _, old in pairs]
+        update, theta = [wide(new) - old for new, old in pairs], [old for _, old in pairs]
         self.relative = math.sqrt(self.inner(update, update) / (self.inner(theta, theta) or 1.0))
         del update, theta, pairs
         try:
@@ -155,7 +155,7 @@ class Landscape:
         """Return the inner product over all ranks; each vector has one tensor for each of :meth:`trained`. Entries that
         several ranks hold count once."""
         shares = [self._ranks.share(tensor) for tensor in self.trained()]
-        parts = [s * (a.double() * b.double()).sum() for s, a, b in zip(shares, one, other, strict=True)]
+        parts = [s * inner_product(a, b) for s, a, b in zip(shares, one, other, strict=True)]
         total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
         return float(self._ranks.sum(total, self.parameters.device))
 

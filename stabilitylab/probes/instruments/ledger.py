@@ -115,14 +115,13 @@ class UpdateLedger(Instrument):
 
     def after_step(self, number: int) -> None:
         self._stepped.add(number)
-        if len(self._stepped) < len(self._watched.optimizers):
-            return
         tensors = self._tensors()
         if len(self._names) != len(tensors):
             self._names = [name for name, _ in self._held()]
         self._marks = self._names, _counted(tensors)
         self._written = set()
-        if self.digests and (self._step + 1) % self.digests == 0:
+        all_of_them = len(self._stepped) == len(self._watched.optimizers)
+        if all_of_them and self.digests and (self._step + 1) % self.digests == 0:
             held = dict(self._held())
             digests = self._digester.each(list(held.values()))
             self._mark = None if digests is None else (self._step + 1, list(held), digests)
@@ -179,8 +178,7 @@ class UpdateLedger(Instrument):
                 elif key != "params":
                     self._setting(self._step, name, value)
             self._count(number, at, optimizer, group)
-        if number == 0:
-            self._look()
+        self._look()
 
     def _take_later(self, numbers: Tensor, take: Callable[[Tensor], None]) -> None:
         """Start the copy of numbers to the host; ``take`` gets them as the row is read, so that no hook waits."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from .._engine.board import Board
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
@@ -22,6 +24,7 @@ class ParameterTables(Instrument):
     def __init__(self, checks: LoopChecks) -> None:
         self._checks = checks
         self._ended = False
+        self._owing = False  # numbers about the update are still to come
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -32,7 +35,7 @@ class ParameterTables(Instrument):
 
     def after_backward(self, row: RowRecord) -> None:
         self._follow(row.step)
-        later = False
+        later = self._owing = False
         parameters = self._watched.parameters
         if self._watched.due(row.step):
             if (own := parameters.measuring) is not None:
@@ -40,12 +43,24 @@ class ParameterTables(Instrument):
             self._collect(row, "step")
             for board in self._boards("update"):
                 row.owe()
+                self._owing = True
                 later |= board.probe.on == "step"
                 self._before(board)
         if self._watched.total and not later and "grad_norm_total" not in row:
             row.metric("grad_norm_total", None if self._ended else parameters.total_norm())
 
+    def after_step(self, number: int) -> None:
+        for board in self._boards("update") if self._owing and len(self._watched.optimizers) > 1 else ():
+            if not board.ended and board.table.rows:
+                assert isinstance(board.probe, ParameterProbe)
+                try:
+                    with torch.no_grad():
+                        board.probe.after_step(self._watched.parameters, number)
+                except Exception as error:
+                    self._watched.guard(board, error)
+
     def after_update(self, row: RowRecord) -> None:
+        self._owing = False
         if self._watched.due(row.step):
             self._collect(row, "update")
 

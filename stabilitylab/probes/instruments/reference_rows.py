@@ -58,6 +58,7 @@ class ReferenceRows(Instrument):
             self.given = watched.reference
         self._boards: Sequence[Board] = watched.on("reference")
         self._guard, self._options, self._parameters = watched.guard, options, watched.parameters
+        self._alone = watched.ranks.alone
         self.neutrality = watched.neutral_pass("reference", lambda: self._boards)
         self._update = next((board for board in self._boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in self._boards if board is not self._update]
@@ -148,7 +149,12 @@ class ReferenceRows(Instrument):
             for name, value in metrics.items():
                 record.metric(name, value)
         if due and self._update is not None and not self._update.ended:
-            self._compare(self._update, record.step, outputs)
+            try:
+                self._compare(self._update, record.step, outputs)
+            except Exception as error:
+                if not self._alone:  # other ranks may wait in a pass of their own
+                    raise
+                self._guard(self._update, error)
         self._end_row(record, due)
         self._previous = (record.step, outputs)
         self.seconds += time.perf_counter() - began

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import torch
 
+from .._engine.hooks import RootHook
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..parameters.layouts import local
@@ -46,7 +48,9 @@ class StepOrder(Instrument):
         self._wrong: dict[str, list[int]] = {"again": [], "unseen": []}  # the rows with a wrong order
         self._right = 0  # rows in turn before which an optimizer stepped, or gradients were begun anew
         self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and copies of the row's first forward
+        self._has_forward = False  # they are of a forward of this row
         self._compared = 0  # rows whose parameters were
+        self._hook: Any = None
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -56,13 +60,26 @@ class StepOrder(Instrument):
 
     def before_forward(self, t: int) -> None:
         self._coming = t
-        if self._wanted and not self._first and self._compared < LOOKS:
+        if not self._first:
+            self._copy()  # for a loop that calls parts of the model alone
+        self.close()
+        looks = self._wanted and self._compared < LOOKS and self._watched.due(t)
+        if looks and not self._training.is_compiled:  # whose code would be compiled anew once the hook is gone
+            self._hook = self._watched.model.register_forward_pre_hook(RootHook(self._forward_begins))
+
+    def _forward_begins(self, *given: object) -> None:
+        if not self._has_forward and self._training.passes.trains():
+            self._has_forward = True
+            self._copy()
+
+    def _copy(self) -> None:
+        if self._wanted and self._compared < LOOKS:
             held = (p for one in self._watched.optimizers for group in one.param_groups for p in group["params"])
             few = heapq.nsmallest(WITNESSES, held, key=torch.Tensor.numel)
             self._first = [(p, local(p).detach().clone()) for p in few]
 
     def after_step(self, number: int) -> None:
-        self._first = []  # the passes before belong to the update that was made
+        self._first, self._has_forward = [], False  # the passes before belong to the update that was made
         if self._wanted and self._begun and not self._training.passes.paused:
             if number in self._stepped:
                 self._disorder("unseen", self._coming - 1, UNSEEN)
@@ -75,7 +92,7 @@ class StepOrder(Instrument):
         if self._first:
             row.set_aside("moved", "parameters", self._moved())
             self._first, self._compared = [], self._compared + 1
-        self._begun = True
+        self._begun, self._has_forward = True, False
 
     def row_read(self, row: RowRecord) -> None:
         if (moved := row.aside["moved"].get("parameters")) is not None and moved[0]:
@@ -83,6 +100,11 @@ class StepOrder(Instrument):
 
     def finish(self, row: RowRecord) -> None:
         self._wanted = False  # training may go on without rows
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _moved(self) -> torch.Tensor:  # (1,)
         """Return 1 if a parameter is another number than at the row's first forward, else 0."""

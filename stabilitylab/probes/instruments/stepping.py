@@ -1,4 +1,4 @@
-"""The moment at which an optimizer begins to change parameters."""
+"""The moments at which an optimizer begins to change parameters, and at which it has stepped."""
 
 from __future__ import annotations
 
@@ -38,3 +38,12 @@ def before_step(optimizer: Any, look: Callable[[], object]) -> Any:
         return optimizer.register_step_pre_hook(hook)
     except AttributeError:
         return optimizer.optimizer.register_step_pre_hook(hook)
+
+
+def after_step(optimizer: Any, look: Callable[..., object]) -> Any:
+    """Call ``look`` after each step of an optimizer, or of the one that it wraps as Accelerate's does; return the
+    handle that ends this."""
+    try:
+        return optimizer.register_step_post_hook(look)
+    except AttributeError:
+        return optimizer.optimizer.register_step_post_hook(look)

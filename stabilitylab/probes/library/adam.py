@@ -53,7 +53,8 @@ class AdamState(ParameterProbe):
     eps, so Adam no longer balances them.
 
     g is the gradient that the optimizer used, after clipping. It does not include Adam's own L2 term (``weight_decay``
-    of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by.
+    of Adam, not of AdamW). With ``amsgrad``, v is the running maximum that the optimizer divides by. A complex entry
+    counts as two real ones.
 
     A row that was not updated is absent, also where a loss scaler skipped the update. If the Adam keeps another state
     than PyTorch's (8-bit, factored), all of its rows are absent. If there are several optimizers, the rows of those
@@ -69,6 +70,7 @@ class AdamState(ParameterProbe):
         self._counts: dict[torch.Tensor, float] = {}
         self._counts_there: dict[torch.Tensor, torch.Tensor] = {}
         self._entries: dict[tuple[int, ...], torch.Tensor] = {}
+        self._taken: dict[int, Collected] = {}  # of several optimizers, the numbers of those that have stepped
 
     def lacks(self, parameters: Parameters) -> str:
         return lacks_adam(parameters.optimizers) or super().lacks(parameters)
@@ -78,8 +80,22 @@ class AdamState(ParameterProbe):
         self._counts = read(here)
         copies = torch.stack([*there.values()]).unbind() if there else ()
         self._counts_there = dict(zip(there, copies, strict=True))
+        self._taken.clear()
+
+    def after_step(self, parameters: Parameters, number: int) -> None:
+        groups = parameters.optimizers[number].param_groups
+        self._taken[number] = self._numbers(parameters, {p for group in groups for p in group["params"]})
 
     def collect(self, parameters: Parameters) -> Collected:
+        taken = [*self._taken.values()] or [self._numbers(parameters, set(parameters.originals))]
+        self._taken.clear()
+        if len(taken) == 1:
+            return taken[0]
+        columns = {name: torch.stack([each.columns[name] for each in taken]).sum(0) for name in taken[0].columns}
+        return Collected(columns, np.logical_or.reduce([each.seen for each in taken]))
+
+    def _numbers(self, parameters: Parameters, own: set[torch.Tensor]) -> Collected:
+        """Return the numbers of the parameters in ``own``."""
         state, groups = states(parameters.optimizers), groups_of(parameters.optimizers)
         here, there = split_counts(state)
         # a count that stands still is an update that a scaler skipped: the gradients may be the next row's by now
@@ -87,7 +103,7 @@ class AdamState(ParameterProbe):
         places = [
             place
             for place, p in enumerate(parameters.originals)
-            if p in state and p.grad is not None and p not in still
+            if p in own and p in state and p.grad is not None and p not in still
         ]
         updated = self._updated_there(parameters, there)
         others = {
@@ -149,7 +165,7 @@ class AdamState(ParameterProbe):
                 [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
             if (entries := self._entries.get(key := (*some,))) is None:
-                entries = squares(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+                entries = squares(some, [torch.ones_like(_real(own["exp_avg_sq"])) for own in held])
                 if len(self._entries) < PATTERNS:
                     self._entries[key] = entries
             sums = (entries, *(squares(some, values) for values in numbers.values()))
@@ -187,7 +203,7 @@ def formulas(
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
     moments = [
-        state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+        _real(state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"])
         for state, group in zip(states, groups, strict=True)
     ]
     root = torch._foreach_div(torch._foreach_sqrt(_wide(moments)), _scalars(corrections[1].sqrt(), moments))
@@ -260,7 +276,12 @@ def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]
 
 
 def _wide(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return [tensor.to(wide(tensor)) for tensor in tensors]
+    return [own.to(wide(own)) for own in map(_real, tensors)]
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as two real numbers an entry, each of which Adam updates by itself."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _scalars(values: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:

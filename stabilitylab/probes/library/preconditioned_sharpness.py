@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ...decisive import CONVERGED
 from ..base import CurvatureProbe, probe
 from ..curvature.eigen import TOLERANCE, largest_eigenvalue
-from ..curvature.hessian_products import Vector, adam_preconditioner, relative_rates
+from ..curvature.hessian_products import Vector, adam_preconditioner, real, relative_rates
 from ..curvature.landscape import Landscape
 from ..parameters.pieces import Parameters
 from ..rules import Mean
@@ -50,7 +51,7 @@ class OfTheHessian(CurvatureProbe):
         scale, inner = self.scale(landscape), landscape.inner
 
         def scaled(vector: Vector) -> Vector:
-            return vector if scale is None else [s * v for s, v in zip(scale, vector, strict=True)]
+            return vector if scale is None else [_times(s, v) for s, v in zip(scale, vector, strict=True)]
 
         with landscape.products() as product:
 
@@ -62,9 +63,10 @@ class OfTheHessian(CurvatureProbe):
             square = inner(gradient, gradient)
             if square > 0:
                 numbers["along_gradient"] = inner(gradient, preconditioned(gradient)) / square
-            known = memory.get("vector")
+            start, known = scaled(landscape.random()), memory.get("vector")
+            if known is not None and [own.shape for own in known] != [own.shape for own in start]:
+                known = None  # of other parameters: some were frozen, or are trained now
             budget = WARM if known is not None and memory.get("converged") else self.cold
-            start = scaled(landscape.random())
             if known is not None:
                 start = _mixed(known, [gradient, start], inner)
             if inner(start, start) > 0:
@@ -79,6 +81,13 @@ class OfTheHessian(CurvatureProbe):
                 numbers["to_edge"] = found.value / self.edge(landscape)
             numbers["products"] = float(product.count)
         return numbers
+
+
+def _times(one: Tensor, other: Tensor) -> Tensor:
+    """Return the product entry by entry, of real and imaginary parts separately."""
+    if one.is_complex():
+        return torch.view_as_complex(real(one) * real(other))
+    return one * other
 
 
 def _mixed(known: Vector, others: Sequence[Vector], inner: Callable[[Vector, Vector], float]) -> Vector:

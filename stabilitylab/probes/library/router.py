@@ -46,7 +46,8 @@ class Router(Probe):
         dtype = wide(y)
         bias = getattr(router, "bias", None)
         bias = bias.to(dtype) if isinstance(bias, torch.Tensor) and bias.shape == router.weight.shape[:1] else None
-        logits = F.linear(y.to(dtype), router.weight.to(dtype), bias)  # (*tokens, E)
+        with torch.autocast(y.device.type, enabled=False):
+            logits = F.linear(y.to(dtype), router.weight.to(dtype), bias)  # (*tokens, E)
         log_p = logits.log_softmax(-1)
         chosen = F.one_hot(logits.argmax(-1), logits.shape[-1]).double() * weight[..., None]
         load = chosen.flatten(0, -2).sum(0) * (logits.shape[-1] / weight.sum().clamp(min=1).double())

@@ -88,3 +88,4 @@ def _exchange(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> N
             torch._foreach_copy_(own, other)  # pyright: ignore
             torch._foreach_copy_(other, kept)  # pyright: ignore
             pairs, held = [], 0
+    torch.clear_autocast_cache()  # a context around the whole update keeps casts of the parameters before it

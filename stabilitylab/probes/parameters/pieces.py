@@ -270,17 +270,20 @@ class Parameters:
 
     def share_under_eps(self, sums: torch.Tensor | None = None) -> Total | None:
         """Return the share of gradient entries below the eps of their optimizer group. Zeros count too, also those that
-        a sparse gradient does not store. None if no group has an eps that is one number (Adafactor's are two).
-        ``sums``: the result of :meth:`in_step`, which already has the count."""
+        a sparse gradient does not store; parameters of other models do not. None if no group has an eps that is one
+        number (Adafactor's are two). ``sums``: the result of :meth:`in_step`, which already has the count."""
         if sums is not None:
             number, held = sums[:, 3].sum(), float(sum(g.numel() for g in self.gradients() if g is not None))
             return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
         below: list[torch.Tensor] = []
         entries = unstored = 0.0
+        foreign = {id(tensor) for group in self.optimizer_groups for tensor in group["params"]} - self._ids
+        if len(foreign) == sum(len(group["params"]) for group in self.optimizer_groups):
+            foreign = set()  # the optimizer holds copies of its own
         for group in self.optimizer_groups:
             if not isinstance(group.get("eps"), float):
                 continue
-            held = [tensor for tensor in group["params"] if tensor.grad is not None]
+            held = [tensor for tensor in group["params"] if tensor.grad is not None and id(tensor) not in foreign]
             for share, tensors in self._by_share(held).items():
                 gradients: list[Any] = [local_gradient(t) if self._sharded else t.grad for t in tensors]
                 left = size = sum(gradient.numel() for gradient in gradients)
