@@ -109,6 +109,7 @@ def test_the_first_batch_keeps_the_mask_of_its_own_pass(every: int) -> None:
     assert list(found.values()) == pytest.approx([wanted], rel=1e-9)
 
 
+@pytest.mark.usefixtures("scratch")
 def test_gradients_of_two_forwards_and_one_backward_have_the_mask_of_their_forward() -> None:
     @probe("token_gradient", on="backward", at=layers, unit="L2 norm")
     class TokenGradient(Probe):

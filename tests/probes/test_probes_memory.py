@@ -82,7 +82,7 @@ def meta(entries: int, tensors: int) -> Parameters:
     own = [torch.nn.Parameter(torch.empty(entries, device="meta")) for _ in range(tensors)]
     for parameter in own:
         parameter.grad = torch.empty_like(parameter)
-    found._own, found._ranks, found._sharded = own, ALONE, False
+    found._own, found._ids, found._ranks, found._sharded = own, frozenset(map(id, own)), ALONE, False
     found.optimizers = (SimpleNamespace(param_groups=[{"params": own, "eps": 1e-8}]),)  # type: ignore[assignment]
     return found
 
