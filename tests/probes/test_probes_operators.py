@@ -13,6 +13,7 @@ from rest_slow import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
+from stabilitylab.probes.instruments.step_order import LOOKS
 from stabilitylab.probes.places.sites import norms
 
 
@@ -35,7 +36,7 @@ def calls(
     watcher = Watcher(
         model, sink, probes=probes, every=1, optimizer=optimizer, mask=masks(inputs), total_every_step=False
     )
-    for _ in range(2):  # the first row builds what later ones reuse
+    for _ in range(LOOKS + 2):  # the first row builds what later ones reuse; LOOKS rows look at the order
         with Calls() as passes:
             loss_of(model, inputs).backward()
         with Calls() as rest:
