@@ -119,7 +119,7 @@ class HessianProducts:
         ends = []
         for sign in (1.0, -1.0):
             with moved(held, direction, sign * step):
-                ends.append([wide(gradient) for gradient in self._gradient()])
+                ends.append([in_float64(gradient) for gradient in self._gradient()])
         return self.mean(
             [((above - below) / (2 * step)).to(own.dtype) for above, below, own in zip(*ends, held, strict=True)]
         )
@@ -160,7 +160,7 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def wide(tensor: Tensor) -> Tensor:
+def in_float64(tensor: Tensor) -> Tensor:
     """Return the tensor in float64, or in complex128."""
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 

@@ -17,7 +17,7 @@ from ..parameters.copies import kept
 from ..parameters.layouts import ddp_wrappers
 from ..parameters.pieces import Parameters
 from ..parameters.processes import Processes
-from .hessian_products import HessianProducts, Vector, inner_product, wide
+from .hessian_products import HessianProducts, Vector, in_float64, inner_product
 
 log = logging.getLogger("stabilitylab")
 
@@ -77,7 +77,7 @@ class Landscape:
         own = [buffer.clone() for buffer in buffers]
         trained = [own.requires_grad for own in self.parameters.originals]
         pairs = [(new, old.to(new.device)) for (new, old), yes in zip(self._pairs(), trained, strict=True) if yes]
-        update, theta = [wide(new) - old for new, old in pairs], [old for _, old in pairs]
+        update, theta = [in_float64(new) - old for new, old in pairs], [old for _, old in pairs]
         self.relative = math.sqrt(self.inner(update, update) / (self.inner(theta, theta) or 1.0))
         del update, theta, pairs
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import optim
 
 from ..base import Collected, ParameterProbe, probe, wide
+from ..curvature.hessian_products import real
 from ..parameters.layouts import local, local_gradient
 from ..parameters.pieces import Parameters
 from ..parameters.squares import PATTERNS
@@ -165,7 +166,7 @@ class AdamState(ParameterProbe):
                 [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
             if (entries := self._entries.get(key := (*some,))) is None:
-                entries = squares(some, [torch.ones_like(_real(own["exp_avg_sq"])) for own in held])
+                entries = squares(some, [torch.ones_like(real(own["exp_avg_sq"])) for own in held])
                 if len(self._entries) < PATTERNS:
                     self._entries[key] = entries
             sums = (entries, *(squares(some, values) for values in numbers.values()))
@@ -203,7 +204,7 @@ def formulas(
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
     moments = [
-        _real(state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"])
+        real(state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"])
         for state, group in zip(states, groups, strict=True)
     ]
     root = torch._foreach_div(torch._foreach_sqrt(_wide(moments)), _scalars(corrections[1].sqrt(), moments))
@@ -276,12 +277,7 @@ def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]
 
 
 def _wide(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return [own.to(wide(own)) for own in map(_real, tensors)]
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a complex tensor as two real numbers an entry, each of which Adam updates by itself."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return [own.to(wide(own)) for own in map(real, tensors)]
 
 
 def _scalars(values: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:

@@ -277,13 +277,12 @@ class Parameters:
             return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
         below: list[torch.Tensor] = []
         entries = unstored = 0.0
-        foreign = {id(tensor) for group in self.optimizer_groups for tensor in group["params"]} - self._ids
-        if len(foreign) == sum(len(group["params"]) for group in self.optimizer_groups):
-            foreign = set()  # the optimizer holds copies of its own
+        members = {id(tensor) for group in self.optimizer_groups for tensor in group["params"]}
+        ours = members & self._ids or members  # all of them, where the optimizer holds copies of its own
         for group in self.optimizer_groups:
             if not isinstance(group.get("eps"), float):
                 continue
-            held = [tensor for tensor in group["params"] if tensor.grad is not None and id(tensor) not in foreign]
+            held = [tensor for tensor in group["params"] if tensor.grad is not None and id(tensor) in ours]
             for share, tensors in self._by_share(held).items():
                 gradients: list[Any] = [local_gradient(t) if self._sharded else t.grad for t in tensors]
                 left = size = sum(gradient.numel() for gradient in gradients)
