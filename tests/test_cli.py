@@ -254,6 +254,9 @@ def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
     facts = json.loads(run("probe", *wild, "--on-divergence", "stop", "--json", "-q")[1])
     assert facts["state"] == "diverged"
     assert facts["step"] < 6
+    shown = " ".join(run("probe", *wild)[1].split())
+    assert "nll - unigram nan" in shown or "nll - unigram +inf" in shown
+    assert "+nan" not in shown + run("runs", "runs")[1]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def print_outcome(run: Run, state: str, step: int, verdict: Mapping[str, Any] | 
 
 def print_summary(run: Any, result: Result) -> None:
     console = screen(soft_wrap=True, piped=120)
-    from ..terminal import summary
+    from ..terminal import signed, summary
 
     head, body = summary(run)
     if body:
@@ -44,9 +44,10 @@ def print_summary(run: Any, result: Result) -> None:
     if verdict is None:
         text = f"interrupted after {result.row} updates; continue with: stabilitylab probe --resume {result.path}"
     else:
+        loss, accuracy = signed(verdict.nll_gap), signed(verdict.accuracy_gap)
         text = (
             f"{verdict.state} since step {verdict.step}: {verdict.reason} "
-            f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
+            f"({_on(verdict)}: nll - unigram {loss}, accuracy - unigram {accuracy})"
         )
     console.print(text)
     if speed := _speed(run):

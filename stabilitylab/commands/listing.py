@@ -266,6 +266,7 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 def _described(run: Run) -> dict[str, Any]:
     from ..labels import label_of  # here, since it takes its time
     from ..store.nonfinite import lost
+    from ..terminal import signed
 
     status, sections = run.status, run.config if run.kind != "watched" else {}
     model, train = sections.get("model", {}), sections.get("train", {})
@@ -281,7 +282,7 @@ def _described(run: Run) -> dict[str, Any]:
         sections.get("data", {}).get("source", "-").split(":")[0],
         train.get("seed", "-"),
         f"{status.step}/{train['steps']}" if "steps" in train else str(status.step),
-        f"{verdict.nll_gap:+.3f}" if verdict else "-",
+        signed(verdict.nll_gap) if verdict else "-",
         verdict.reason if verdict else "; ".join(filter(None, (status.reason, broken))),
     )
     return dict(zip(DESCRIBED, values, strict=True))

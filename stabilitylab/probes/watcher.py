@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -141,45 +141,47 @@ class Watcher:
         self._step_seconds = 0.0
         self._state = "open"
         self._process = os.getpid()
-        self._watched = watched = Watched(model, sink, options, self._declare, Audit(changed=self._note_audit))
-        self._training = training = TrainingRows()
-        self._checks = checks = LoopChecks(training)
-        self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
-        self._curvature = CurvatureRows(training, reference)
-        self._forensics = Forensics(training, reference, checks)
-        listed: list[Instrument] = [
-            Agreement(),
-            ParameterTables(checks),
-            training,
-            checks,
-            StepOrder(training, checks),
-            LeftoverGradients(training, checks),
-            *([] if reference is None else [reference]),
-            self._curvature,
-            Taps(training, reference),
-            self._forensics,
-            NeutralityRecord(),
-            FirstRow(training, checks),
-            *_recording(watched),
-        ]
-        for each in listed:
-            if isinstance(each, UpdateLedger):
-                each.training = training
-        self._instruments = Instruments(listed, watched)
-        watched.await_layout()
-        self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
-        self.parameters: Parameters = watched.parameters
-        self.unseen: Mapping[str, list[str]] = self._checks.unseen  # table -> places that no call reached
-        self.loop_warnings: Sequence[str] = self._checks.warnings
-        self.ended: Mapping[str, str] = watched.guard.ended  # table -> why it ended before the run
-        self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
-        self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
-        self._handles = [
-            after_step(optimizer, lambda *_, number=number: self._stepped(number))
-            for number, optimizer in enumerate(watched.optimizers)
-        ]
-        self._declare()
-        self._begin_row()
+        with ExitStack() as hooks:  # of a watcher that cannot begin, none is left
+            self._watched = watched = Watched(model, sink, options, self._declare, Audit(changed=self._note_audit))
+            hooks.callback(watched.close)
+            self._training = training = TrainingRows()
+            self._checks = checks = LoopChecks(training)
+            self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
+            self._curvature = CurvatureRows(training, reference)
+            self._forensics = Forensics(training, reference, checks)
+            listed: list[Instrument] = [
+                Agreement(),
+                ParameterTables(checks),
+                training,
+                checks,
+                StepOrder(training, checks),
+                LeftoverGradients(training, checks),
+                *([] if reference is None else [reference]),
+                self._curvature,
+                Taps(training, reference),
+                self._forensics,
+                NeutralityRecord(),
+                FirstRow(training, checks),
+                *_recording(watched),
+            ]
+            for each in listed:
+                if isinstance(each, UpdateLedger):
+                    each.training = training
+            self._instruments = Instruments(listed, watched)
+            hooks.callback(self._instruments.close)
+            watched.await_layout()
+            self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
+            self.parameters: Parameters = watched.parameters
+            self.unseen: Mapping[str, list[str]] = self._checks.unseen  # table -> places that no call reached
+            self.loop_warnings: Sequence[str] = self._checks.warnings
+            self.ended: Mapping[str, str] = watched.guard.ended  # table -> why it ended before the run
+            self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
+            self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
+            for number, optimizer in enumerate(watched.optimizers):
+                hooks.callback(after_step(optimizer, lambda *_, number=number: self._stepped(number)).remove)
+            self._declare()
+            self._begin_row()
+            self._hooks = hooks.pop_all()
 
     @property
     def sites(self) -> Sites:
@@ -332,10 +334,7 @@ class Watcher:
         """Remove every hook and close the sink. Closing twice is allowed. In a forked child this does nothing."""
         if self._state != "closed" and not self._is_fork():
             self._state = "closed"
-            self._instruments.close()
-            self._watched.close()
-            for handle in self._handles:
-                handle.remove()
+            self._hooks.close()
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,8 +54,19 @@ class Verified:
 
 def verify(path: str | Path) -> Verified:
     """Check a run directory: its JSON files, checksum, digest and schema of every part, parts against inventory and
-    journals, the order of steps, checkpoints. Raises InputError if there is no run."""
-    path = Path(path)
+    journals, the order of steps, checkpoints. Raises InputError if there is no run.
+
+    A file of a run that is being written may change between two looks at it, so a fault of such a run is one that a
+    second check finds as well.
+    """
+    found = _checked(Path(path))
+    if found.live and found.findings:
+        first, found = found.findings, _checked(Path(path))
+        found.findings = [finding for finding in found.findings if finding in first]
+    return found
+
+
+def _checked(path: Path) -> Verified:
     found = Verified(path, is_locked(path) if path.is_dir() else False)
     try:
         run = Run.open(path)

@@ -4,7 +4,7 @@ from .live import LiveDisplay, worst_ln_input
 from .strips import Strip, strips
 from .summary import summary
 from .tables import Field, fitted, print_table
-from .words import duration, number, sparkline, state_style
+from .words import duration, number, signed, sparkline, state_style
 
 __all__ = [
     "Field",
@@ -14,6 +14,7 @@ __all__ = [
     "fitted",
     "number",
     "print_table",
+    "signed",
     "sparkline",
     "state_style",
     "strips",

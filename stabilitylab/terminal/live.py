@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ..verdict import LEVEL_NATS, RISE
 from .strips import lines, told
-from .words import duration, number, sparkline, state_style
+from .words import duration, number, signed, sparkline, state_style
 
 if TYPE_CHECKING:
     from ..probes import Watcher
@@ -108,7 +108,7 @@ class LiveDisplay:
         parts = [f"step {report.row + 1:>{len(str(self.steps))}}/{self.steps}"]
         parts += [f"loss {number(metrics.get('loss'))}", f"nll {number(metrics.get('nll'))}"]
         if self.held_out is not None:
-            parts.append(f"held-out {number(self.held_out)} ({self.held_out - self.unigram_nll:+.3f} unigram)")
+            parts.append(f"held-out {number(self.held_out)} ({signed(self.held_out - self.unigram_nll)} unigram)")
         parts.append(f"grad norm {number(metrics.get('grad_norm_total'))}")
         if self.worst is not None:
             parts.append(f"worst LN input {self.worst}")

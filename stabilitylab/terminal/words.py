@@ -43,6 +43,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
+def signed(gap: float) -> str:
+    """Write a difference with its sign and three decimals; "nan" if it is none."""
+    return "nan" if math.isnan(gap) else f"{gap:+.3f}"
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)

@@ -251,8 +251,9 @@ def test_a_held_out_pass_alone() -> None:
         loss_of(model, inputs).backward()
         watcher.step(loss=1.0)
     assert watcher.incident is not None
-    assert (watcher.incident.phase, watcher.incident.table) == ("reference", "model_update")
-    assert watcher.incident.before.startswith("encoder.layers.1.linear2 (activation_sparsity ")  # no NaN is above 0
+    assert (watcher.incident.phase, watcher.incident.table) == ("reference", "activation_sparsity")
+    assert places(watcher)[3] == "encoder.layers.1.linear2"
+    assert watcher.incident.before.startswith("encoder.layers.0 (cosine_similarity ")
     assert "training is finite, and in the held-out pass" in watcher.incident.paragraph
 
 

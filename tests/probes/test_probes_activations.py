@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
 from stabilitylab.probes._engine.training_pass import TrainingPass
+from stabilitylab.probes.library.activations import ActivationSparsity
 from stabilitylab.probes.places.sites import layers
 
 
@@ -320,6 +322,15 @@ class LowRankExperts(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         return torch.bmm(x.expand(2, *x.shape), self.up).relu()
+
+
+@pytest.mark.parametrize("entry", [math.nan, math.inf])
+def test_a_token_that_is_not_finite_has_no_sparsity(entry: float) -> None:
+    y = torch.randn(2, 3, 8)
+    y[1, 2, 5] = entry
+    numbers: Any = ActivationSparsity().measure(None, None, y, torch.ones(2, 3))  # type: ignore[arg-type]
+    for name in ("nonzero_fraction", "active_fraction"):
+        assert numbers[name].isnan().nonzero().tolist() == [[1, 2]]
 
 
 class RoutedLayer(nn.Module):

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stabilitylab
 from stabilitylab.probes import Watcher
+from stabilitylab.probes.library.attention import by_head
 from stabilitylab.store import Run
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -121,6 +122,11 @@ def test_each_head_has_the_largest_logit_of_all_micro_batches(kernel: str, recom
         (f"layers.{n}.1{head}", n + 1, f"1{head}") for n in range(2) for head in ("", ".head_0", ".head_1")
     }
     assert sink.column(1, "attention_heads", "max_logit") != sink.column(0, "attention_heads", "max_logit")
+
+
+def test_a_batch_without_sentences_has_no_heads() -> None:
+    caught = {"max_logit": torch.empty(0, HEADS, 5)}
+    assert by_head(caught, nn.MultiheadAttention(4, HEADS, batch_first=True), torch.empty(0, 5)) == {}
 
 
 def test_it_looks_at_training_where_attention_looks_at_the_held_out_batch() -> None:

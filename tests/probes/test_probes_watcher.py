@@ -14,6 +14,7 @@ from torch import nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import PROBES, Watcher
+from stabilitylab.probes.instruments.instrument import Instrument
 
 FIXED = batch(99)
 
@@ -320,3 +321,29 @@ def test_cost_counts_hooks_steps_and_reference_passes_apart() -> None:
     assert cost.hooks == 0
     assert cost.reference > 0
     assert cost.step > 0
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+BROKEN = sorted(each.__name__ for each in subclasses(Instrument) - {Instrument} if "open" in vars(each))
+
+
+@pytest.mark.parametrize("broken", [*BROKEN, "sink"])
+def test_a_watcher_that_cannot_begin_leaves_no_hooks(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("cannot begin")
+
+    model, sink = Toy(), ListSink()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if broken == "sink":
+        monkeypatch.setattr(sink, "open", fail)
+    else:
+        (kind,) = (each for each in subclasses(Instrument) if each.__name__ == broken)
+        monkeypatch.setattr(kind, "open", fail)
+    with pytest.raises(KeyError, match="cannot begin"):
+        Watcher(model, sink, probes="all", optimizer=optimizer, reference=lambda: None, record="ledger")
+    assert hooks(model) == 0
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks

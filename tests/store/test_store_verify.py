@@ -17,7 +17,7 @@ from stabilitylab.errors import InputError
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.digest import Hashed
 from stabilitylab.store.journal import Journal
-from stabilitylab.store.verify import verify
+from stabilitylab.store.verify import Verified, verify
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,25 @@ def test_a_sound_run_is_ok_finished_killed_or_going(sound: Path, tmp_path: Path)
     assert verify(tmp_path / "going").findings == []
     with pytest.raises(InputError, match="no run"):
         verify(tmp_path / "nowhere")
+
+
+def test_a_fault_of_a_live_run_is_one_that_a_second_look_finds_too(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run(tmp_path / "going", 0, 1, 2)
+    looks: list[Path] = []
+
+    def half_written(run: Run, found: Verified) -> None:
+        looks.append(run.path)
+        if len(looks) == 1:
+            found.say("the file was half written")
+
+    monkeypatch.setattr("stabilitylab.store.verify._incident_rows", half_written)
+    assert verify(tmp_path / "going").findings == []
+    assert len(looks) == 2
+    looks.clear()
+    assert verify(sound).findings == ["the file was half written"]
+    assert len(looks) == 1
 
 
 def crop(run: Path) -> None:

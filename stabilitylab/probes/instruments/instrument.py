@@ -54,7 +54,8 @@ class Instrument:
         """Learn that the model has run in training for the first time: called at the first ``step``."""
 
     def before_forward(self, t: int) -> None:
-        """Begin row t: all optimizers have made their steps of row t - 1."""
+        """Begin row t, before its first forward: called at the end of ``step`` of row t - 1, so before the optimizers'
+        steps of that row, and again when a state is loaded."""
 
     def batch(self, t: int, batch: Any) -> None:
         """Take the batch of the next forward pass of row t, which the loop has given by ``batch`` or ``batches``."""
@@ -123,8 +124,11 @@ class Instruments:
             moment: tuple(each for each in self._all if getattr(type(each), moment) is not getattr(Instrument, moment))
             for moment in get_args(Moment)
         }
-        for each in self._all:
-            each.open(watched)
+        with ExitStack() as opened:  # where one cannot open, those before it leave no hooks
+            for each in self._all:
+                each.open(watched)
+                opened.callback(each.close)
+            opened.pop_all()
 
     def call(self, moment: Moment, *given: Any) -> None:
         """Call a method of each instrument that has it."""

@@ -54,12 +54,15 @@ class ActivationSparsity(Probe):
     included; a smaller share is sparser. ``nonzero_fraction``: the share of entries > 0, exact for ReLU (BranchNorm,
     Fig. 9; Li et al. 2022). ``active_fraction``: the share of entries with |a| > 0.01 rms(a), where rms is taken over
     the entries of the token. It is for activations that are never exactly 0 (GELU, SiLU, SwiGLU), and our own
-    definition (Inferred)."""
+    definition (Inferred). Both are NaN if the norm of a real token's entries is not finite."""
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        bound = EPS * torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y)) / y.shape[-1] ** 0.5
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y))  # (B, T, 1)
+        bound = EPS * norm / y.shape[-1] ** 0.5
+        lost = (norm - norm).squeeze(-1)  # NaN where the norm is not finite, else 0
 
         def share(chosen: torch.Tensor) -> torch.Tensor:
-            return chosen.sum(dim=-1, dtype=torch.float32).double() / y.shape[-1]  # (B, T); exact below 2^24 entries
+            counted = chosen.sum(dim=-1, dtype=torch.float32)  # (B, T); exact below 2^24 entries
+            return counted.double() / y.shape[-1] + lost
 
         return {"nonzero_fraction": share(y > 0), "active_fraction": share(y.abs() > bound)}

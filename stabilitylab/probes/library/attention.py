@@ -334,7 +334,7 @@ def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor) -> Caught:
     """Return the numbers as (heads, *tokens), the tokens in the layout of ``weight``; {} if the tokens are others."""
     first = next(iter(caught.values()))
     queries = first.shape[-1] if first.dim() else 0
-    if not queries or weight.numel() % queries or first.numel() % weight.numel():
+    if not queries or not weight.numel() or weight.numel() % queries or first.numel() % weight.numel():
         return {}
     batch = weight.numel() // queries
     by_sentence = {name: value.reshape(batch, -1, queries).transpose(0, 1) for name, value in caught.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import shlex
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -70,6 +71,7 @@ def write(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["code"] = with_code
+    environment.filters["quoted"] = shlex.quote
     listed = max(20, min(LISTED, ALL_LISTED // max(len(sections), 1)))
     parts = [described(section, findings, listed) for section in sections]
     anchors = {section.id.partition(":")[2]: section.anchor for section in sections if section.group == "runs"}

@@ -136,7 +136,7 @@ async function buildModel() {
   towers.length = 0;
   const lacking = shownInOrder().filter((name) => !everyRun.some((run) => run.name === name));
   byId("unmapped").hidden = !lacking.length;
-  byId("unmapped").textContent = lacking.length ? `The layers of ${lacking.length} of these runs are not on this page. Their command: stabilitylab report ${lacking.slice(0, 2).map((name) => `--run ${name}`).join(" ")}` : "";
+  byId("unmapped").textContent = lacking.length ? `The layers of ${lacking.length} of these runs are not on this page. Their command: stabilitylab report ${lacking.slice(0, 2).map((name) => `--run ${quoted(name)}`).join(" ")}` : "";
   place.replaceChildren(...shown.map((run) => made("div", { className: "run" }, headOf(run), made("div", { className: "towers" }, ...mapsOf(run).map((one) => buildTower(run, one))))));
   const known = steps(), slider = byId("step");
   slider.max = Math.max(0, known.length - 1);

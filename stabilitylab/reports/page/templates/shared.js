@@ -9,6 +9,7 @@ const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const byId = (id) => document.getElementById(id);
 const escaped = (text) => text.replace(/[&<>]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[letter]);
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`); // for a shell
 const narrow = () => innerWidth < 640;
 const pressed = (button) => button.getAttribute("aria-pressed") === "true";
 const press = (button, on) => button.setAttribute("aria-pressed", String(on));
