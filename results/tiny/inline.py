@@ -14,7 +14,10 @@ from sources import NOTHING, of_comparison, reading
 from stabilitylab.experiments import protocol
 
 DIGITS = 2
-ARMS = {"T1": protocol.SMALL, "deepnorm": protocol.DEEP, "branchnorm": protocol.BRANCH}
+ARMS = {
+    "postln": protocol.POST, "preln": protocol.PRE, "T1": protocol.SMALL, "deepnorm": protocol.DEEP,
+    "branchnorm": protocol.BRANCH,
+}  # fmt: skip
 MARKED = re.compile(r"<!--=([\w:]+)-->.*?<!--/-->", re.DOTALL)
 
 
@@ -26,8 +29,9 @@ def renewed(text: str) -> str:
 def value(name: str) -> str:
     """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
     ``C39:3`` says; the mean difference of one of the four questions; a count of claims; the difference of two arms of
-    the third comparison at 6 layers a side (``third:deepnorm:T1``); the ratio of BranchNorm's largest reading rate to
-    DeepNorm's in the map, at so many layers a side (``map:6``); or a count of runs of the withdrawn comparison."""
+    the third comparison, at so many layers a side (``third:deepnorm:T1:6``); the ratio of BranchNorm's largest reading
+    rate to DeepNorm's in the map, at so many layers a side (``map:6``); or a count of runs of the withdrawn
+    comparison."""
     if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
         return _effect(claim[1], int(claim[2] or DIGITS))
     if name in ("claims", "late", "withdrawn"):
@@ -41,8 +45,8 @@ def value(name: str) -> str:
         mean, low, high = (_short(2.0**power) for power in (found.mean, found.low, found.high))
         return f"{mean} [{low}, {high}]"
     if name.startswith("third:"):
-        first, second = name.removeprefix("third:").split(":")
-        gap = judge.apart(judge.models_of(judge.TABLES), ARMS[first], ARMS[second], protocol.LAYERS[0])
+        first, second, layers = name.removeprefix("third:").split(":")
+        gap = judge.apart(judge.models_of(judge.TABLES), ARMS[first], ARMS[second], int(layers))
         return f"{_short(gap.mean)} [{_short(gap.low)}, {_short(gap.high)}]"
     data = reading()[of_comparison(reading())]
     own = {"unread": data, **{f"unread:{arm}": data[data["arm"] == arm] for arm in (protocol.DEEP, protocol.BRANCH)}}

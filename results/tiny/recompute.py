@@ -1,6 +1,6 @@
 #!/usr/bin/env python
-"""Every number of docs/results.md, ledger.md and findings.md, and of README's results, from the tables beside this
-file.
+"""Every number of docs/results.md, withdrawn.md, ledger.md and findings.md, and of README's results, from the tables
+beside this file.
 
     python results/tiny/recompute.py [--write]
 
@@ -31,7 +31,8 @@ from stabilitylab.experiments import protocol
 from stabilitylab.reports import CLAIMS
 from stabilitylab.reports.statistics import t_interval
 
-PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md", "docs/ledger.md"))
+OF_DOCS = ("results", "withdrawn", "findings", "ledger")
+PAGES = tuple(HERE.parents[1] / name for name in ("README.md", *(f"docs/{name}.md" for name in OF_DOCS)))
 
 
 def asked(question: questions.Question) -> str:
