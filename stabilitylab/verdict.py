@@ -26,7 +26,7 @@ TOO_EARLY = 50
 LEVEL_NATS = 0.05  # a loss within this of the baseline is at it
 TRAINED_NATS = 0.25
 # Nats a token by which the loss must grow with another sentence's source, or an encoder-decoder ignores its source. Of
-# the 102 runs of results/tiny/source.csv 54 have less than .001 and 48 at least .43: any limit between fits them.
+# the 102 runs of results/tiny/second/source.csv 54 have less than .001 and 48 at least .43: a limit between fits them.
 READS_NATS = 0.1
 # Nats per tenth of the run: a loss whose fall is certainly smaller than this is stuck. Fixed on seeds 100 to 102 of
 # results/states, judged on other seeds: docs/states.md has the error rates.

@@ -133,7 +133,7 @@ def test_the_interval_over_sentences_covers_the_difference_of_the_whole_text() -
 
 
 def test_the_table_of_the_choice_names_the_best_of_each_arm() -> None:
-    path = HERE / "choice.csv"
+    path = HERE / "second" / "choice.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(row["arm"], int(row["layers"])) for row in rows} == {
@@ -374,10 +374,11 @@ def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
     import make
 
     ask = make.recipe(Path())
-    known = keys(each for part in make.PARTS.values() if not part.out for each in part.experiments(ask, (), ()))
-    for row in in_ledger("ledger.csv"):
+    parts = make.PARTS.values()
+    known = keys(each for part in parts if part.out == make.SECOND for each in part.experiments(ask, (), ()))
+    for row in in_ledger("second/ledger.csv"):
         assert row["key"] in known, row["label"]
-    for part in (own for own in make.PARTS.values() if own.out):
+    for part in (own for own in parts if own.out != make.SECOND):
         path = HERE / part.out / "ledger.csv"
         if path.exists():
             made = in_ledger(f"{part.out}/ledger.csv")
@@ -389,7 +390,7 @@ def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
             assert [(row["label"], row["layers"], row["lr"]) for row in others] == first, part.out
     rates = {arm: tuple(protocol.RATES[0] * 2.0**power for power in range(-4, 8)) for arm in protocol.CHOSEN}
     tried = keys(each for layers in protocol.LAYERS for each in protocol.choice(layers, ask.settings, rates))
-    assert {row["key"] for row in in_ledger("rates.csv")} <= tried
+    assert {row["key"] for row in in_ledger("second/rates.csv")} <= tried
 
 
 @pytest.mark.parametrize(
@@ -454,7 +455,7 @@ def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
     assert "C31" in ids[len(groups[0]) + len(groups[1]) :]
     assert verdicts.verdict("C43") == "withdrawn (contradicted): 12 of 12 models ignore their source"
     assert verdicts.verdict("C09") == "not reproduced"  # of the first updates, whatever was learnt later
-    source = pd.read_csv(HERE / "source.csv")
+    source = pd.read_csv(HERE / "second" / "source.csv")
     ramps = source[(source["updates"] == protocol.RAMP_UPDATES) & (source["layers"] == 18)]
     assert verdicts.ignoring("C38") == (int((ramps["other"] - ramps["own"] < 1e-3).sum()), len(ramps))
     counts = [[int(cell) for cell in row.strip("| ").split(" | ")[1:]] for row in verdicts.standing()[2:]]

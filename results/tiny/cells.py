@@ -15,6 +15,7 @@ from stabilitylab.reports import style
 from stabilitylab.sweep import Ledger
 
 HERE = Path(__file__).parent
+SECOND = HERE / "second"  # the tables of Protocol 2
 sys.path.append(str(HERE.parent))  # results/page_blocks.py
 COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
 TITLES = {
@@ -30,8 +31,8 @@ def title(arm: str) -> str:
 
 @cache
 def cells() -> pd.DataFrame:
-    """A row a run of ledger.csv, with settings and metrics as columns."""
-    return Ledger(HERE / "ledger.csv").frame().reindex(columns=COLUMNS)
+    """A row a run of second/ledger.csv, with settings and metrics as columns."""
+    return Ledger(SECOND / "ledger.csv").frame().reindex(columns=COLUMNS)
 
 
 def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[int, float]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Makes the runs of Protocol 2 and keeps what its figures and claims can be checked by.
+"""Makes the runs of Protocols 2 and 3, and keeps what its figures and claims can be checked by.
 
     python results/tiny/make.py PART ... --data PATH/multi30k [--runs runs] [--backwards]
 
@@ -11,9 +11,10 @@ ledger and the tables of ``third/``. ``half``: the first four seeds of these at 
 collapse. ``searched-ramps``: BranchNorm with several T, 18 layers a side, at three rates. These three have folders of
 their names.
 
-``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
-other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
-that a stopped call goes on where it was; two calls may share a part, one of them backwards.
+The other parts are Protocol 2, in ``second/``. ``rates``: its choice of a learning rate for each arm, into the ledger
+``rates.csv``; ``choice.csv`` has the means. Its other runs go into one ``ledger.csv``, and small tables beside it
+(keep.py). What stands in a ledger is not made again, so that a stopped call goes on where it was; two calls may share a
+part, one of them backwards.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger, SweptTrainer, choose_rate, plan, run
 
 HERE = Path(__file__).parent
+SECOND = "second"  # the folder of what Protocol 2 made
 Keep = Callable[[Run, Path], None]
 Runs = Iterable[Experiment]
 
@@ -52,7 +54,7 @@ class Part:
     where: str
     experiments: Callable[[Recipe, Sequence[int], Sequence[str]], Runs]  # of these layers a side and arms
     keeping: Sequence[Keep] = ()
-    out: str = ""
+    out: str = SECOND
     judged_on: str = "val"
 
 
@@ -187,10 +189,10 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path, arms
         keep.choice(out, arm, layers, choice)
 
 
-def write_choice(ask: Recipe, ledger: Ledger) -> None:
+def write_choice(ask: Recipe, ledger: Ledger, path: Path) -> None:
     """``choice.csv``: the mean validation loss of every arm at every rate, and which is the least."""
     span = [protocol.RATES[0] * 2.0**power for power in range(-4, 8)]
-    with (HERE / "choice.csv").open("w", newline="") as file:
+    with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("arm", "layers", "lr", "nll_100", "nll_101", "nll", "chosen"))
         for layers in protocol.LAYERS:
@@ -224,9 +226,10 @@ def main() -> None:
                 ledger = Ledger(given.out / "rungs.csv")
                 rungs(ask, given.runs / "tiny/rungs", layers, ledger, given.out, arms, given.workers)
         elif part == "rates":
+            ledger = Ledger(given.out / SECOND / "rates.csv")
             for layers in depths:
-                rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)
-            write_choice(ask, Ledger(HERE / "rates.csv"))
+                rates(ask, given.runs / "tiny/rates", layers, ledger, given.backwards)
+            write_choice(ask, ledger, given.out / SECOND / "choice.csv")
         else:
             own = PARTS[part]
             wanted = [*own.experiments(recipe(given.data, own.judged_on), depths, arms)]

@@ -23,7 +23,7 @@ import pandas as pd
 import questions
 import searched_ramps
 import verdicts
-from cells import HERE, cells, interval, losses, number, states, title
+from cells import HERE, SECOND, cells, interval, losses, number, states, title
 from page_blocks import table
 from sources import collapse, growths, lower, of_ramps, reading, source, span
 
@@ -43,7 +43,7 @@ def asked(question: questions.Question) -> str:
 
 def answers() -> list[str]:
     """The four primary questions."""
-    path = HERE / "sentences.csv"
+    path = SECOND / "sentences.csv"
     found = questions.table(losses, pd.read_csv(path, low_memory=False) if path.exists() else None)
     columns = ("question", "difference [nats/token]", "95 % over seeds", "n", "95 % over sentences")
     rows = []
@@ -81,7 +81,7 @@ def arms() -> list[str]:
 
 def choice() -> list[str]:
     """The rates from which each arm's was chosen: the mean loss of two seeds."""
-    data = pd.read_csv(HERE / "choice.csv")
+    data = pd.read_csv(SECOND / "choice.csv")
     rates = sorted(data["lr"].unique())
     rows = []
     for (layers, arm), own in data.groupby(["layers", "arm"], sort=False):

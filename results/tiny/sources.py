@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 import pandas as pd
-from cells import HERE, cells, interval, number, states, title
+from cells import SECOND, cells, interval, number, states, title
 from page_blocks import table
 
 from stabilitylab.experiments import protocol
@@ -22,8 +22,8 @@ def reading() -> pd.DataFrame:
     """A row a run that source.csv has: what its own source is worth, and what diagnose said of its cross-attention:
     ``warned``, and the step at which that collapse began."""
     keys = ["arm", "layers", "seed", "lr", "T", "updates"]
-    found = pd.read_csv(HERE / "source.csv")
-    said = pd.read_csv(HERE / "collapse.csv")
+    found = pd.read_csv(SECOND / "source.csv")
+    said = pd.read_csv(SECOND / "collapse.csv")
     said = said[said["sublayer"] == "cross_attn"].groupby(keys).agg(begun=("begun", "min"), worst=("severity", "max"))
     found = found.merge(said.reset_index(), on=keys, how="left")
     return found.assign(worth=found["other"] - found["own"], warned=found["worst"] == "warning")

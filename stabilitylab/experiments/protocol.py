@@ -25,7 +25,7 @@ UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
 SEEDS, CHOICE_SEEDS = (3, 4, 5, 6, 7, 8), (100, 101)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best rate at either end is followed by its half or double
 LEAST_RATE, MOST_RATE = RATES[0] / 16, RATES[-1] * 16
-# Arm -> layers a side -> rate; results/tiny/choice.csv has the losses that chose it.
+# Arm -> layers a side -> rate; results/tiny/second/choice.csv has the losses that chose it.
 CHOSEN: Mapping[str, Mapping[int, float]] = {
     POST: {6: 1e-3, 18: 2.5e-4},
     SMALL: {6: 2e-3, 18: 2e-3},

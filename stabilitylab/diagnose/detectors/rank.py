@@ -17,12 +17,12 @@ from ..series import PERSIST, lasting, times, until
 # on rank collapse at initialisation); what is left is rounding. Set when 54 runs of results/tiny had been seen:
 # attention that works has .01 to 1 there, attention whose tokens are alike 1e-7 and less (docs/detectors.md).
 NOTHING_TO_CHOOSE = 1e-4  # gradient of queries and keys over that of the rest of the attention
-# Eight such phases passed within 510 updates (results/tiny/collapse.csv), one within 1,700:
+# Eight such phases passed within 510 updates (results/tiny/second/collapse.csv), one within 1,700:
 # `probe --arch branchnorm --depth 8 --seed 2 --steps 2000` with train.lr=2e-3, data.sentences=8, data.held_out=8. Until
 # then it is a note.
 MAY_PASS = 2000  # updates, in which such a phase may pass
 # Nats a token that a decoder gets out of its own source, beside another sentence's: of the 102 runs of
-# results/tiny/source.csv 54 get less than .001 and 48 at least .43, so that any two numbers in between fit them.
+# results/tiny/second/source.csv 54 get less than .001 and 48 at least .43, so that any two numbers in between fit them.
 NOTHING = 0.01  # nats a token: a source worth less (`source_worth`) is called worth nothing
 SOMETHING = 0.1  # the same: from here on a collapse that may pass leaves a run healthy
 ALIKE = 0.9  # of the ceiling of attention's entropy: uniform
