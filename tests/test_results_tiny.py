@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -453,7 +454,8 @@ def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
         assert sorted(ids) == sorted({row["id"] for row in csv.DictReader(file)})
     assert {"C01", "C11", "C25"} <= {row.split(" | ")[0].strip("| ") for row in groups[0]}
     assert "C31" in ids[len(groups[0]) + len(groups[1]) :]
-    assert verdicts.verdict("C43") == "withdrawn (contradicted): 12 of 12 models ignore their source"
+    assert verdicts.verdict("C10") == "withdrawn (contradicted): 12 of 12 models ignore their source"
+    assert verdicts.verdict("C43") == "contradicted"  # by the third comparison
     assert verdicts.verdict("C09") == "not reproduced"  # of the first updates, whatever was learnt later
     source = pd.read_csv(HERE / "second" / "source.csv")
     ramps = source[(source["updates"] == protocol.RAMP_UPDATES) & (source["layers"] == 18)]
@@ -464,12 +466,28 @@ def test_each_claim_stands_in_one_group_and_its_withdrawal_is_counted() -> None:
     assert sum(row[5] for row in counts) == sum("| withdrawn (" in line for rows in groups for line in rows)
 
 
-def test_the_third_comparison_takes_the_place_of_withdrawn_judgements_when_it_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def forget(verdicts: ModuleType) -> None:
+    verdicts.ledger.cache_clear()
+    verdicts.judged_again.cache_clear()
+
+
+@pytest.fixture
+def without_the_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """verdicts.py as it is before the third comparison is complete."""
     import verdicts
 
-    old, survivors = verdicts.ledger(), verdicts.standing()
+    (none := tmp_path / "none.csv").write_text("layers,claim,verdict,role,effect,mean,low,high,n,p,why\n")
+    monkeypatch.setattr(verdicts, "AGAIN", none)
+    forget(verdicts)
+    yield verdicts
+    forget(verdicts)
+
+
+def test_the_third_comparison_takes_the_place_of_withdrawn_judgements_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_the_third: ModuleType
+) -> None:
+    old, survivors = without_the_third.ledger(), without_the_third.standing()
+    verdicts = without_the_third
     lines = [
         "6,C37,contradicted,primary,difference,0.4,0.3,0.5,8,1e-9,",  # at one depth: it waits
         "6 and 18,C43,contradicted,primary,layers below,0,0,.05,8,1e-9,",
@@ -479,31 +497,24 @@ def test_the_third_comparison_takes_the_place_of_withdrawn_judgements_when_it_is
     table = tmp_path / "claims.csv"
     table.write_text("\n".join(["layers,claim,verdict,role,effect,mean,low,high,n,p,why", *lines]) + "\n")
     monkeypatch.setattr(verdicts, "AGAIN", table)
-    verdicts.ledger.cache_clear()
-    verdicts.judged_again.cache_clear()
-    try:
-        new = verdicts.ledger()
-        assert verdicts.verdict("C37").startswith("withdrawn (")
-        assert verdicts.verdict("C43") == "contradicted"
-        assert verdicts.verdict("C41") == "not testable: 1 of 16 models ignore their source"
-        assert verdicts.measured(new.loc["C43"]) == "layers below: 0 [0, 0.05], n = 8"
-        assert new.loc["C43", "survives"]
-        assert new.loc["C41", "survives"] is None
-        untouched = old.index.drop(["C41", "C43"])
-        assert new.loc[untouched, "effect_mean"].tolist() == old.loc[untouched, "effect_mean"].tolist()
-        assert verdicts.count("withdrawn") == "6"
-        assert verdicts.standing() != survivors
-    finally:
-        verdicts.ledger.cache_clear()
-        verdicts.judged_again.cache_clear()
+    forget(verdicts)
+    new = verdicts.ledger()
+    assert verdicts.verdict("C37").startswith("withdrawn (")
+    assert verdicts.verdict("C43") == "contradicted"
+    assert verdicts.verdict("C41") == "not testable: 1 of 16 models ignore their source"
+    assert verdicts.measured(new.loc["C43"]) == "layers below: 0 [0, 0.05], n = 8"
+    assert new.loc["C43", "survives"]
+    assert new.loc["C41", "survives"] is None
+    untouched = old.index.drop(["C41", "C43"])
+    assert new.loc[untouched, "effect_mean"].tolist() == old.loc[untouched, "effect_mean"].tolist()
+    assert verdicts.count("withdrawn") == "6"
+    assert verdicts.standing() != survivors
 
 
-def test_holms_correction_is_that_of_the_package() -> None:
+def test_holms_correction_is_that_of_the_package(without_the_third: ModuleType) -> None:
     """claims.csv has what ``stabilitylab report`` said of the same p values."""
-    import verdicts
-
     data = pd.read_csv(HERE / "claims.csv").drop_duplicates("id").set_index("id").sort_index()["survives"]
-    said = verdicts.ledger()["survives"]
+    said = without_the_third.ledger()["survives"]
     assert [bool(one) for one in said] == [one == True for one in data]  # noqa: E712 (True, False or none)
     assert said.astype(bool).sum() > 20
 
