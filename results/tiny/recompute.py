@@ -199,7 +199,7 @@ def third_claims() -> list[str]:
     """What the third comparison says about the claims on trained models, at each depth that is complete (again.py)."""
     data = pd.read_csv(judge.TABLES / "claims.csv", dtype={"layers": str}, keep_default_na=False)
     rows = []
-    for row in data[data["role"] == "primary"].to_dict("records"):
+    for row in data[data["role"] == "primary"].sort_values("claim", kind="stable").to_dict("records"):
         mean, low, high = (row["why"] or f"{float(row[end]):.3g}" for end in ("mean", "low", "high"))
         found = row["why"] or f"{row['effect']}: {mean} [{low}, {high}]"
         rows.append((row["claim"], CLAIMS[row["claim"]].sentence, row["layers"], found, row["n"], row["verdict"]))
