@@ -413,7 +413,7 @@ def test_the_key_of_a_figures_first_run_stays_what_it_was(figure: str, key: str)
 
 
 SETTINGS = {  # decimals within sentences that no table has: what was set, and names of papers
-    "results.md": {".05", ".1", ".4", "2103.03404", "2206.03126"},
+    "results.md": {".05", ".1", ".4", ".001", ".0005", ".000707", "2103.03404", "2206.03126"},
     "withdrawn.md": {".05", ".01", "2103.03404", "2206.03126"},
     "findings.md": set(),
     "ledger.md": set(),

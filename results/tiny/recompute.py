@@ -145,6 +145,27 @@ def rungs() -> list[str]:
     return table(("arm", "layers a side", "chosen rate", loss, "all seeds read up to", "one does not at"), rows)
 
 
+def equal_rates() -> list[str]:
+    """The search by rate: the mean loss of the two seeds that tried each rate, where both read their source. It
+    describes."""
+    arms, lengths = (protocol.SMALL, protocol.DEEP, protocol.BRANCH), (protocol.RUNG_UPDATES, protocol.UPDATES)
+    data = pd.read_csv(HERE / "rungs-choice.csv")
+    data = data[data["seed"].isin(protocol.CHOICE_SEEDS) & data["arm"].isin(arms)]
+    both = data.groupby(["layers", "updates", "arm", "lr"]).agg(loss=("loss", "mean"), read=("eligible", "min"))
+    losses = both[both["read"] == 1]["loss"]
+    rates = sorted(losses.index.unique("lr"))
+    rows = [
+        (
+            layers,
+            f"{updates:,}",
+            title(arm),
+            *(number(losses.get((layers, updates, arm, rate), math.nan), ".2f") for rate in rates),
+        )
+        for layers, updates, arm in product(protocol.LAYERS, lengths, arms)
+    ]
+    return table(("layers a side", "updates", "arm", *(f"{rate:g}" for rate in rates)), rows)
+
+
 def third() -> list[str]:
     """The runs of the third comparison that are in: how many models read their source, how many encoders collapsed."""
     found = judge.shares(judge.models_of(judge.TABLES)).sort_values("layers", kind="stable", ascending=False)
@@ -209,6 +230,7 @@ def third_claims() -> list[str]:
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "third": third,
+    "equal_rates": equal_rates,
     "third_losses": third_losses, "third_claims": third_claims, "third_answers": third_answers,
     "searched_ramps": searched_ramps.block, "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
