@@ -101,7 +101,9 @@ def test_between_probed_rows_the_incident_names_the_weight_and_the_loss_tells_th
     event = only(found(run), "non_finite")
     assert (event.step, event.phase, event.after) == (AT, "loss", AT - 1)
     assert event.place is None  # one update later every weight is NaN
-    assert "by the next recorded row with tables, 32, every place of model_update, ln_input, " in event.evidence
+    assert (
+        "by the next recorded row with tables, 32, every place of activation_sparsity, model_update, " in event.evidence
+    )
     assert "ln_input recorded step 16 and step 32 but not step 24" in event.evidence
     assert "does not decide between the update of step 23 and the passes of step 24" in event.evidence
 

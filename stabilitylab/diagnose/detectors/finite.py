@@ -45,6 +45,13 @@ class Loss:
         share = self.place / len(self.bad)
         return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
 
+    @property
+    def depth(self) -> tuple[bool, bool, int, int]:
+        """The order of places of forward passes: outside the layers last, the encoder first, by layer. In one layer the
+        table with more places comes first."""
+        row = self.grid.rows[self.place]
+        return row.layer < 1, row.stack != "encoder", row.layer, -len(self.bad)
+
 
 def sources(evidence: Evidence) -> list[Grid]:
     """Return every metric and one column of every table: the main one, or a column whose NaN no division by 0 makes."""
@@ -120,11 +127,13 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     before = [loss for loss in row if rank(loss.grid.phase) <= rank(first.grid.phase)]
     if row[0].step == first.step:
         if before:
-            return before[0], [f"in the same step {_sentence(before[0])}"]
+            nearest = _nearest(before)
+            return nearest, [f"in the same step {_sentence(nearest)}"]
         return first, [f"numbers that depend on it broke after it in the same step: {_sentence(row[0])}"]
     # one update breaks every gradient and every weight, and a table may have a single place
-    if telling := next((loss for loss in before if not loss.bad.all()), None):
-        return telling, [f"the next recorded row with tables names the place: {_sentence(telling)}"]
+    if telling := [loss for loss in before if not loss.bad.all()]:
+        nearest = _nearest(telling)
+        return nearest, [f"the next recorded row with tables names the place: {_sentence(nearest)}"]
     how = "every place" if all(loss.bad.all() for loss in row) else "a place"
     broken = listed([loss.grid.table for loss in row])
     return first, [f"by the next recorded row with tables, {row[0].step}, {how} of {broken} is broken"]
@@ -144,8 +153,16 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     if first.grid.phase in ("step", "reference"):
         for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:
             text.append(f"after it, in the training pass of that row: {_sentence(training)}")
-            place = training if first.way[0] else first
+            place = training if first.way[0] else _nearest([first, training])
     return place, text
+
+
+def _nearest(losses: Sequence[Loss]) -> Loss:
+    """Return the first of ``losses``, or if it is of a forward pass, the one nearest to the input: the reference pass
+    and the training pass run the same parameters."""
+    if losses[0].grid.phase not in ("reference", "forward"):
+        return losses[0]
+    return min((loss for loss in losses if loss.grid.phase in ("reference", "forward")), key=lambda loss: loss.depth)
 
 
 def _kernel(evidence: Evidence, step: int, phase: str) -> list[str]:
