@@ -11,10 +11,13 @@ from types import ModuleType
 
 import pytest
 from loose_scripts import scripts_of
-from rest_slow import EVERY
+from rest_slow import EVERY, rest_slow
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
+PAGES = sorted(TUTORIALS.glob("*.md"))
+# The long checks try the others; the commands of these two have tests of their own, of sweeps and of ranks.
+LONGEST = ("compare-architectures", "watch-a-run-on-a-cluster")
 LONG = re.compile(r"^<!-- long -->\n```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,10 +51,11 @@ def printed_by(cell: dict) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default:Parsing dates involving a day of month:DeprecationWarning")
-@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", rest_slow(PAGES, (), [page for page in PAGES if page.stem not in LONGEST]), ids=lambda path: path.stem
+)
 def test_the_page_shows_what_its_commands_print(
     tmp_path: Path, page: Path, notebooks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
