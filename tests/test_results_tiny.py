@@ -433,11 +433,18 @@ def unmarked(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w.])\d*\.\d+", text))
 
 
-@pytest.mark.parametrize("page", ["docs/results.md", "docs/withdrawn.md", "docs/findings.md", "docs/ledger.md"])
+@pytest.mark.parametrize("page", [f"docs/{name}" for name in SETTINGS])
 def test_every_decimal_of_a_page_is_recomputed_or_a_setting(page: str) -> None:
     path = HERE.parents[1] / page
     left = unmarked(path.read_text(encoding="utf-8")) - SETTINGS[path.name]
     assert not left, f"{page}: mark these numbers as <!--=NAME-->, or list them among the settings: {sorted(left)}"
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}" for name in SETTINGS)])
+def test_no_line_begins_with_a_marked_number(page: str) -> None:
+    """Markdown takes such a line for HTML, and shows the rest of it as it is written."""
+    lines = (HERE.parents[1] / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.lstrip().startswith("<!--=")] == []
 
 
 def test_an_unmarked_decimal_is_seen() -> None:
