@@ -156,6 +156,7 @@ def test_the_pages_hold_what_the_tables_say(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(sys, "argv", ["recompute.py"])
     assert recompute.main() == 0, capsys.readouterr().err
+    assert {page.name for page in recompute.PAGES} == {"README.md", *SETTINGS}
 
 
 def test_a_changed_digit_is_found_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -445,6 +446,47 @@ def test_no_line_begins_with_a_marked_number(page: str) -> None:
     """Markdown takes such a line for HTML, and shows the rest of it as it is written."""
     lines = (HERE.parents[1] / page).read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.lstrip().startswith("<!--=")] == []
+
+
+def test_the_sentences_about_the_comparison_are_what_its_tables_hold() -> None:
+    import judge
+
+    models = judge.models_of(judge.TABLES)
+    each = [model for runs in models.values() for model in runs.values()]
+    assert len(each) == sum(model.eligible for model in each) == 80
+    assert not any(model.constant for model in each)
+    assert max(model.worth for model in models[protocol.POST, 18].values()) < 1
+    for layers in protocol.LAYERS:
+        rates = {arm: protocol.SEARCH[arm][layers] for arm in protocol.SEARCHED_ARMS}
+        assert 0.3 < rates[protocol.BRANCH] / rates[protocol.DEEP] < 0.4
+    course = pd.read_csv(judge.TABLES / "reading.csv")
+    place = ["arm", "layers", "lr", "seed"]
+    ends = course.sort_values("step").groupby(place).tail(1).set_index(["arm", "layers"])
+    collapsed = ends.loc[(protocol.POST, 18)]
+    assert collapsed["encoder_distance_within"].max() < 1e-6
+    assert collapsed["encoder_distance_between"].min() > 0.01
+    late = course[course["step"] >= 0.8 * protocol.UPDATES].sort_values("step").groupby(place)["held_out_nll"]
+    fell = (late.first() - late.last()).groupby(["arm", "layers"]).mean()
+    assert len(fell) == 10
+    assert (fell > 0.01).all()
+
+
+def test_the_sentences_about_equal_rates_are_what_the_search_found() -> None:
+    import questions
+
+    data = pd.read_csv(HERE / "rungs-choice.csv")
+    data = data[data["seed"].isin(protocol.CHOICE_SEEDS)]
+    loss = data.pivot_table("loss", ["layers", "updates", "lr"], "arm")
+    early = loss.xs(protocol.RUNG_UPDATES, level="updates")
+    for layers, most in ((6, 5e-4), (18, 2.5e-4)):
+        low = early.loc[layers].loc[:most].dropna(subset=[protocol.BRANCH, protocol.DEEP])
+        assert len(low) >= 2
+        assert (low[protocol.BRANCH] - low[protocol.SMALL]).abs().max() < questions.MARGIN
+        assert (low[protocol.BRANCH] < low[protocol.DEEP] - 0.1).all()
+    at = early.loc[(6, 1e-3)]
+    assert at[protocol.BRANCH] > max(at[protocol.SMALL], at[protocol.DEEP]) + 0.1
+    ended = loss.loc[(6, protocol.UPDATES, 1e-3)]
+    assert ended[protocol.BRANCH] == pytest.approx(ended[protocol.DEEP], abs=0.02)
 
 
 def test_an_unmarked_decimal_is_seen() -> None:

@@ -142,7 +142,8 @@ def rungs() -> list[str]:
         at = (f"{max(below):g}", f"{min(unread):g}" if unread else "none tried")
         rows.append((title(arm), layers, rate, number(ends.mean(), ".3f"), *at))
     loss = "validation loss of two seeds [nats/token]"
-    return table(("arm", "layers a side", "chosen rate", loss, "all seeds read up to", "one does not at"), rows)
+    reads = ("all seeds read up to", f"one does not read by {protocol.RUNG_UPDATES:,} updates at")
+    return table(("arm", "layers a side", "chosen rate", loss, *reads), rows)
 
 
 def equal_rates() -> list[str]:
@@ -168,7 +169,9 @@ def equal_rates() -> list[str]:
 
 def third() -> list[str]:
     """The runs of the third comparison that are in: how many models read their source, how many encoders collapsed."""
-    found = judge.shares(judge.models_of(judge.TABLES)).sort_values("layers", kind="stable", ascending=False)
+    found = judge.shares(judge.models_of(judge.TABLES)).sort_values(
+        ["layers", "arm"], key=lambda own: own if own.name == "layers" else own.map(protocol.SEARCHED_ARMS.index)
+    )
     rows = [
         (title(row["arm"]), row["layers"], f"{protocol.SEARCH[row['arm']][row['layers']]:g}", f"{row['n']} of "
          f"{len(protocol.JUDGED_SEEDS)}", row["reads"], row["constant"], interval(row["low"], row["high"], ".2f"))
@@ -229,9 +232,8 @@ def third_claims() -> list[str]:
 
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "third": third,
-    "equal_rates": equal_rates,
-    "third_losses": third_losses, "third_claims": third_claims, "third_answers": third_answers,
+    "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "equal_rates": equal_rates,
+    "third": third, "third_losses": third_losses, "third_claims": third_claims, "third_answers": third_answers,
     "searched_ramps": searched_ramps.block, "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from diagnose_cases import Copier, found, kinds, only, train
+from diagnose_cases import Copier, Made, falling, found, kinds, layer_rows, made, only, train
 from edited_runs import edit
 from rest_slow import rest_slow
 
@@ -115,6 +117,26 @@ def test_a_nan_gradient_between_probed_rows_is_placed_by_the_next_one(tmp_path: 
     assert event.place is not None
     assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")  # the norm behind linear2
     assert "does not decide which place of step 24 came first" in event.evidence
+
+
+@pytest.mark.parametrize("stacks", [("encoder", "decoder"), ("t5.enc", "t5.dec")])
+@pytest.mark.parametrize(("broken", "place"), [(1, ("first", 2)), (2, ("second", 1)), (3, ("second", 2))])
+def test_of_two_forward_passes_the_place_nearest_to_the_input_counts(
+    tmp_path: Path, stacks: tuple[str, str], broken: int, place: tuple[str, int]
+) -> None:
+    """A layer's norm comes after its activations, so that the held-out pass shows the fault one layer later."""
+    rows = [*layer_rows(2, stacks[0]), *layer_rows(2, stacks[1])]
+
+    def lost_from(first: int) -> Callable[[int], list[float]]:
+        return lambda step: [math.nan if step == 3 and n >= first else 1.0 for n in range(4)]
+
+    tables = {
+        "activation_sparsity": Made(rows, ["nonzero_fraction"], lost_from(broken + 1), range(5)),
+        "ln_input": Made(rows, ["value"], lost_from(broken), range(5)),
+    }
+    event = only(found(made(tmp_path / "run", {"loss": falling(5)}, tables)), "non_finite")
+    assert event.place is not None
+    assert (event.step, event.place.stack, event.place.layer) == (3, stacks[place[0] == "second"], place[1])
 
 
 def test_a_learning_rate_jump_comes_first_and_its_consequences_follow(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ..evidence import Evidence, Grid
 from ..order import depends_on, describe, first_place, rank
 
 TITLE = "non-finite numbers"
+FORWARD = ("reference", "forward")  # passes that run the same parameters
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,12 @@ class Loss:
         return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
 
     @property
-    def depth(self) -> tuple[bool, bool, int, int]:
-        """The order of places of forward passes: outside the layers last, the encoder first, by layer. In one layer the
-        table with more places comes first."""
+    def depth(self) -> tuple[bool, int, int, int]:
+        """The order of places of forward passes: outside the layers last, then by stack as the model runs them, and by
+        layer. In one layer the table with more places comes first."""
         row = self.grid.rows[self.place]
-        return row.layer < 1, row.stack != "encoder", row.layer, -len(self.bad)
+        stacks = [*dict.fromkeys(own.stack for own in self.grid.rows if own.layer > 0), row.stack]
+        return row.layer < 1, stacks.index(row.stack), row.layer, -len(self.bad)
 
 
 def sources(evidence: Evidence) -> list[Grid]:
@@ -158,11 +160,10 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
 
 
 def _nearest(losses: Sequence[Loss]) -> Loss:
-    """Return the first of ``losses``, or if it is of a forward pass, the one nearest to the input: the reference pass
-    and the training pass run the same parameters."""
-    if losses[0].grid.phase not in ("reference", "forward"):
+    """Return the first of ``losses``, or if it is of a forward pass, the one of these nearest to the input."""
+    if losses[0].grid.phase not in FORWARD:
         return losses[0]
-    return min((loss for loss in losses if loss.grid.phase in ("reference", "forward")), key=lambda loss: loss.depth)
+    return min((loss for loss in losses if loss.grid.phase in FORWARD), key=lambda loss: loss.depth)
 
 
 def _kernel(evidence: Evidence, step: int, phase: str) -> list[str]:
