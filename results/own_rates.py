@@ -136,12 +136,15 @@ class End:
 
 def end_of(ledger: Ledger, experiment: Experiment) -> End | None:
     """Return the end of a run from its line in the ledger; None if it is not made."""
-    cell = ledger.find(experiment.config)
-    if cell is None:
-        return None
-    metrics = metrics_of(cell)
+    line = ledger.find(experiment.config)
+    return None if line is None else end_of_line(line)
+
+
+def end_of_line(line: Mapping[str, str]) -> End:
+    """Return the end that a line of a ledger tells."""
+    metrics = metrics_of(line)
     loss = float(metrics.get("validation_nll", metrics.get("held_out_nll", "nan")))
-    return End(loss, cell["verdict"] in FAILED or not math.isfinite(loss), cell["verdict"])
+    return End(loss, line["verdict"] in FAILED or not math.isfinite(loss), line["verdict"])
 
 
 Ends = Mapping[tuple[str, int], Mapping[int, End]]  # (arm, layers) -> seed -> end
@@ -215,17 +218,40 @@ def difference(study: Study, ends: Ends, first: str, second: str, layers: int) -
     return Difference(ends.get((first, layers), {}), ends.get((second, layers), {}), study.seeds, study.margin)
 
 
-def answers(study: Study, ends: Ends, questions: Sequence[tuple[str, str, int]]) -> list[str]:
-    """Return the answers to ``questions`` (first arm, second arm, layers), a line each, P1 first. Holm's correction is
-    over all of them: one without all its pairs counts with p = 1, and its numbers are of the pairs that ended well."""
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: the loss of ``first`` less that of ``second`` at one depth.
+
+    ``interval``: over the seeds of which neither run failed. ``p``: with Holm's correction over all questions.
+    """
+
+    first: str
+    second: str
+    layers: int
+    word: str
+    interval: Interval
+    p: float
+
+
+def answered(study: Study, ends: Ends, questions: Sequence[tuple[str, str, int]]) -> list[Answer]:
+    """Return the answers to ``questions`` (first arm, second arm, layers). Holm's correction is over all of them: one
+    without all its pairs counts with p = 1, and its numbers are of the pairs that ended well."""
     found = [difference(study, ends, *question) for question in questions]
     corrected = holm([own.p for own in found])
+    return [
+        Answer(*question, own.word(), own.interval, p)
+        for question, own, p in zip(questions, found, corrected, strict=True)
+    ]
+
+
+def answers(study: Study, ends: Ends, questions: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Return the answers to ``questions``, a line each, P1 first."""
     lines = []
-    for number, ((first, second, layers), own, p) in enumerate(zip(questions, found, corrected, strict=True), 1):
-        span = own.interval
+    for number, one in enumerate(answered(study, ends, questions), 1):
+        span = one.interval
         numbers = f"{span.mean:+.3f} [{span.low:+.3f}, {span.high:+.3f}], {span.n} of {len(study.seeds)} seeds, "
-        numbers += f"Holm p = {p:.2g}"
-        lines.append(f"P{number}: {first} less {second} at {layers} layers: {own.word()} ({numbers})")
+        numbers += f"Holm p = {one.p:.2g}"
+        lines.append(f"P{number}: {one.first} less {one.second} at {one.layers} layers: {one.word} ({numbers})")
     return lines
 
 

@@ -11,12 +11,14 @@ import pytest
 from loose_scripts import scripts_of
 
 DATA = {"data": {"source": "synthetic"}}
+HERE = Path(__file__).resolve().parents[1] / "results" / "keel"
 
 
 @pytest.fixture
 def study() -> Iterator[SimpleNamespace]:
     with scripts_of("results/keel", "results") as load:
-        yield SimpleNamespace(**{name: load(name) for name in ("protocol", "judge", "make", "own_rates")})
+        names = ("protocol", "judge", "make", "page", "own_rates", "page_blocks")
+        yield SimpleNamespace(**{name: load(name) for name in names})
 
 
 def test_arms_and_their_settings(study) -> None:
@@ -84,6 +86,29 @@ def test_six_questions(study) -> None:
         "P4: keel less branchnorm at 36 layers: open",
         "P5: keel-no-inner less keel at 12 layers: worse",
         "P6: keel-no-inner less keel at 36 layers: open",
+    ]
+
+
+def test_the_page_has_the_tables_that_its_ledgers_make(study) -> None:
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    assert study.page_blocks.renewed(text, study.page.BLOCKS) == text
+    assert text.count("<!-- results:") == len(study.page.BLOCKS) == 4
+
+
+def test_the_table_of_rates_takes_whole_runs_of_known_arms(study, tmp_path: Path, monkeypatch) -> None:
+    """A run of a search that was stopped at its first rung, and one of another model, have no place in it."""
+    known = study.page.label_of(study.protocol.STUDY, "keel-no-inner", 12)
+    columns = ("label", "layers", "steps", "lr", "seed", "verdict")
+    search = study.own_rates.Lines(tmp_path / "search.csv", columns)
+    search.add((known, 12, 1200, 1e-3, 100, "trained"), (known, 12, 480, 1e-3, 101, "stuck"))
+    search.add(("keel llama", 12, 1200, 1e-3, 100, "stuck"))
+    deep = study.own_rates.Lines(tmp_path / "deep.csv", columns)
+    deep.add((study.page.label_of(study.protocol.STUDY, "branchnorm", 200), 200, 300, 3e-4, 3, "diverged"))
+    monkeypatch.setattr(study.page, "HERE", tmp_path)
+    told = [(one.arm, one.layers, one.updates, one.rate, one.seed, one.verdict) for one in study.page.trials()]
+    assert told == [
+        ("KEEL, no inner norm", 12, 1200, 1e-3, 100, "trained"),
+        ("BranchNorm", 200, 300, 3e-4, 3, "diverged"),
     ]
 
 

@@ -104,6 +104,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "postln-init gain=1": {"arch": "postln-init", "init": "arch-1"},
     "deepnorm alpha-only gain=1": {"arch": "deepnorm", "init": "xavier-1"},
     "postln/preln": {"arch": "postln", "decoder_arch": "preln"},
+    "keel inner=False": {"arch": "keel", "options": {"inner": False}},  # the ablation of KEEL's Eq. 24
 }
 
 

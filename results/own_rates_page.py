@@ -1,0 +1,137 @@
+"""Tables and the figure of a comparison at own rates, for its page: from committed tables alone, without any text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from own_rates import Answer, End, Ends, Study, chosen, difference, end_of_line
+from page_blocks import table
+from shared import rows_of
+
+from stabilitylab.labels import label
+from stabilitylab.reports.statistics import Interval, t_interval
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+Titles = Mapping[str, tuple[str, str]]  # arm -> its name and colour
+
+
+def ends_on_page(study: Study, out: Path) -> dict[tuple[str, int], dict[int, End]]:
+    """Return the ends of the judged runs: (arm, layers) -> seed -> end. Runs are known by what their lines say, which
+    needs no text; ``judge.py`` finds them by all of their settings."""
+    found: dict[tuple[str, int], dict[int, End]] = {}
+    lines = rows_of(out / "ledger.csv")
+    if len({line["data"] for line in lines}) > 1:
+        raise SystemExit(f"{out / 'ledger.csv'} has runs of several texts.")
+    for (arm, layers), rate in chosen(out).items():
+        own = label_of(study, arm, layers)
+        for line in lines:
+            same = (line["label"], int(line["layers"]), float(line["lr"]), int(line["steps"])) == (
+                own, layers, rate, study.updates,
+            )  # fmt: skip
+            if same and int(line["seed"]) in study.seeds:
+                found.setdefault((arm, layers), {})[int(line["seed"])] = end_of_line(line)
+    return found
+
+
+def label_of(study: Study, arm: str, layers: int) -> str:
+    """Return the label of an arm's runs in the ledgers."""
+    return label(study.experiment(arm, layers, 1e-3, study.seeds[0], {"data": {"source": "synthetic"}}).config.model)
+
+
+def rates(study: Study, out: Path, titles: Titles) -> list[str]:
+    """The table of the searches: the own rate of each arm, and the mean loss of the two searching seeds by rate."""
+    own, tried = chosen(out), {}
+    for arm, layers in own:
+        losses: dict[float, list[float]] = {}
+        for line in rows_of(out / "searches" / f"{arm}-{layers}.csv"):
+            if int(line["updates"]) == study.updates and int(line["seed"]) in study.search_seeds:
+                losses.setdefault(float(line["lr"]), []).append(float(line["loss"]))
+        tried[arm, layers] = {rate: np.mean(found) for rate, found in losses.items()}
+    if not own:
+        return ["No rate is chosen yet."]
+    columns = sorted({rate for losses in tried.values() for rate in losses})
+    lines = [
+        (layers, titles[arm][0], f"{own[arm, layers]:g}", *(_loss(losses.get(rate)) for rate in columns))
+        for (arm, layers), losses in sorted(tried.items(), key=lambda one: one[0][1])
+    ]
+    return table(("layers", "arm", "own rate", *(f"{rate:.3g}" for rate in columns)), lines)
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def losses(study: Study, ends: Ends, beside: str, titles: Titles) -> list[str]:
+    """The table of losses, each arm less ``beside`` by seed."""
+    lines = []
+    for layers in study.layers:
+        for arm in study.arms(layers):
+            found = ends.get((arm, layers), {})
+            fine = [end.loss for end in found.values() if not end.failed]
+            other = difference(study, ends, arm, beside, layers) if arm != beside else None
+            apart = other.interval if other and other.losses[0] else None
+            lines.append(
+                (
+                    layers, titles[arm][0], f"{len(found)} of {len(study.seeds)}", _verdicts(found),
+                    *(_told(t_interval(fine), "{:.3f}") if fine else ("", "")),
+                    *(_told(apart, "{:+.3f}") if apart else ("", "")),
+                )
+            )  # fmt: skip
+    columns = ("layers", "arm", "runs that are in", "verdicts", "loss on the judged text [nats/token]", "95 %")
+    return table((*columns, f"minus {titles[beside][0]}, by seed", "95 %"), lines)
+
+
+def _verdicts(found: Mapping[int, End]) -> str:
+    said = [end.verdict for end in found.values()]
+    return ", ".join(f"{said.count(verdict)} {verdict}" for verdict in dict.fromkeys(said))
+
+
+def _told(found: Interval, form: str) -> tuple[str, str]:
+    span = f"[{form.format(found.low)}, {form.format(found.high)}]" if found.n > 1 else ""
+    return form.format(found.mean), span
+
+
+def answers(found: Sequence[Answer], seeds: int, titles: Titles) -> list[str]:
+    """The table of the answers."""
+    lines = []
+    for number, one in enumerate(found, 1):
+        asked = f"P{number}: {titles[one.first][0]} - {titles[one.second][0]}, {one.layers} layers"
+        told = _told(one.interval, "{:+.3f}") if one.interval.n else ("", "")
+        lines.append((asked, *told, f"{one.interval.n} of {seeds}", f"{one.p:.2g}", one.word))
+    return table(("question", "difference [nats/token]", "95 %", "seeds", "p (Holm)", "answer"), lines)
+
+
+def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:
+    """Draw the loss of each seed by arm, with its mean and 95 % interval; a panel a depth that has runs."""
+    depths = [layers for layers in study.layers if any(at == layers for _, at in ends)]
+    figure, axes = plt.subplots(
+        1, len(depths), figsize=(4.8 * len(depths), 3.4), layout="constrained", squeeze=False, sharex=True
+    )
+    for axis, layers in zip(axes[0], depths, strict=True):
+        arms = [arm for arm in study.arms(layers) if (arm, layers) in ends]
+        for height, arm in enumerate(reversed(arms)):
+            colour = titles[arm][1]
+            own = ends[arm, layers].values()
+            fine = np.array([end.loss for end in own if not end.failed])
+            axis.plot(fine, np.full(len(fine), height), "o", color=colour, alpha=0.4, markersize=4)
+            if len(fine) > 1:
+                span = t_interval(fine)
+                ends_of = [[span.mean - span.low], [span.high - span.mean]]
+                axis.errorbar(span.mean, height, xerr=ends_of, fmt="|", color=colour, capsize=3, markersize=12)
+            if lost := len(own) - len(fine):
+                place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (-3, 6)}
+                axis.annotate(f"{lost} failed", (1, height), **place, ha="right", fontsize=8)
+        axis.set_yticks(range(len(arms)), [titles[arm][0] for arm in reversed(arms)], fontsize=8)
+        axis.set_ylim(-0.6, len(arms) - 0.4)
+        axis.set_title(f"{layers} layers, {study.updates:,} updates", fontsize=9)
+        axis.set_xlabel("loss on the judged text [nats/token]", fontsize=8)
+        axis.grid(axis="x", alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
