@@ -41,8 +41,8 @@ class Study:
     updates: int
     seeds: Sequence[int] = (3, 4, 5, 6, 7, 8)  # that are judged
     rates: Sequence[float] = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # the first grid of a search
-    search_seeds: Sequence[int] = (100, 101)
-    confirming: Sequence[int] = (102, 103)
+    search_seeds: Sequence[int] = (100,)
+    confirming: Sequence[int] = (101, 102)
     first: float = 0.4  # share of the updates after which a search ranks its rates
     margin: float = 0.05  # nats/token, within which two arms are alike
 

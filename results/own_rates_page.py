@@ -45,7 +45,7 @@ def label_of(study: Study, arm: str, layers: int) -> str:
 
 
 def rates(study: Study, out: Path, titles: Titles) -> list[str]:
-    """The table of the searches: the own rate of each arm, and the mean loss of the two searching seeds by rate."""
+    """The table of the searches: the own rate of each arm, and the loss of the searching seeds by rate (mean)."""
     own, tried = chosen(out), {}
     for arm, layers in own:
         losses: dict[float, list[float]] = {}

@@ -243,7 +243,7 @@ def test_runs_are_paired_by_seed_and_differ_in_their_arm_alone(study, tmp_path: 
         assert len(models) == 1
         assert len({experiment.config.model for *_, experiment in planned}) == arms
         train = planned[0][2].config.train
-        assert (train.steps, train.warmup, train.weight_decay, train.clip_norm) == (1600, 160, 0.0, 1.0)
+        assert (train.steps, train.warmup, train.weight_decay, train.clip_norm) == (1000, 100, 0.0, 1.0)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_arms_and_their_settings(study) -> None:
     ablation = study.protocol.STUDY.experiment("keel-no-inner", 36, 1e-3, 3, DATA).config
     assert ablation.model.options == {"inner": False}
     branchnorm = study.protocol.STUDY.experiment("branchnorm", 12, 1e-3, 3, DATA).config
-    assert (branchnorm.model.T, branchnorm.train.warmup, branchnorm.train.steps) == (48, 120, 1200)
+    assert (branchnorm.model.T, branchnorm.train.warmup, branchnorm.train.steps) == (40, 100, 1000)
     assert (branchnorm.train.beta2, branchnorm.train.weight_decay, branchnorm.model.stack) == (0.95, 0.01, "decoder")
 
 
@@ -100,14 +100,14 @@ def test_the_table_of_rates_takes_whole_runs_of_known_arms(study, tmp_path: Path
     known = study.page.label_of(study.protocol.STUDY, "keel-no-inner", 12)
     columns = ("label", "layers", "steps", "lr", "seed", "verdict")
     search = study.own_rates.Lines(tmp_path / "search.csv", columns)
-    search.add((known, 12, 1200, 1e-3, 100, "trained"), (known, 12, 480, 1e-3, 101, "stuck"))
-    search.add(("keel llama", 12, 1200, 1e-3, 100, "stuck"))
+    search.add((known, 12, 1000, 1e-3, 100, "trained"), (known, 12, 400, 1e-3, 101, "stuck"))
+    search.add(("keel llama", 12, 1000, 1e-3, 100, "stuck"))
     deep = study.own_rates.Lines(tmp_path / "deep.csv", columns)
     deep.add((study.page.label_of(study.protocol.STUDY, "branchnorm", 200), 200, 300, 3e-4, 3, "diverged"))
     monkeypatch.setattr(study.page, "HERE", tmp_path)
     told = [(one.arm, one.layers, one.updates, one.rate, one.seed, one.verdict) for one in study.page.trials()]
     assert told == [
-        ("KEEL, no inner norm", 12, 1200, 1e-3, 100, "trained"),
+        ("KEEL, no inner norm", 12, 1000, 1e-3, 100, "trained"),
         ("BranchNorm", 200, 300, 3e-4, 3, "diverged"),
     ]
 

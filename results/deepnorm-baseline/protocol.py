@@ -14,7 +14,7 @@ from stabilitylab.config import merge
 
 ALPHA = 2.8284271  # (2 * 32)^(1/4)
 LAYERS = (12, 32)
-UPDATES = 1600
+UPDATES = 1000
 SCHEMES = ("preln", "mix-ln", "layernorm-scaling")
 SHARED = merge(DECODERS, {"train": {"weight_decay": 0.0, "beta2": 0.999}})
 

@@ -15,7 +15,7 @@ from stabilitylab.config import merge
 from stabilitylab.experiments import Experiment
 
 LAYERS = (12, 36)
-UPDATES = 1200
+UPDATES = 1000
 DEEP, DEEP_SEEDS, DEEP_RATES, DEEP_UPDATES = 200, (3, 4, 5), (1e-3, 3e-4), 300
 DEEP_ARMS = ("keel", "deepnorm", "branchnorm")
 SHARED = merge(DECODERS, {"train": {"weight_decay": 0.01, "beta2": 0.95}})
