@@ -108,9 +108,11 @@ def test_the_variance_in_front_of_a_norm_and_the_share_of_the_shortcut(study, ar
 
 
 def test_the_page_has_the_tables_that_its_files_make(study) -> None:
-    text = (HERE / "README.md").read_text(encoding="utf-8")
-    assert study.page_blocks.renewed(text, study.page.BLOCKS) == text
-    assert text.count("<!-- results:") == len(study.page.BLOCKS) == 5
+    texts = [page.read_text(encoding="utf-8") for page in study.page.PAGES]
+    assert [*map(study.page.renewed, texts)] == texts
+    assert texts[0].count("<!-- results:") == len(study.page.BLOCKS) == 5
+    assert texts[1].count("<!-- baseline:") == 2
+    assert study.page.renewed(texts[1].replace("| 12 | Pre-LN |", "| 12 | pre-LN |")) == texts[1]
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Holds README.md against the tables of the exact and of the trained part, and draws figures/trained.png.
+"""Holds README.md and docs/decoders.md against the tables of both parts, and draws figures/trained.png.
 
 python results/deepnorm-baseline/page.py [--write]
 """
@@ -37,10 +37,18 @@ BLOCKS = {
 }
 
 
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "decoders.md")
+
+
+def renewed(text: str) -> str:
+    """A page with its blocks made anew; those of docs/decoders.md have a mark of this study."""
+    return page_blocks.renewed(page_blocks.renewed(text, BLOCKS), BLOCKS, "baseline")
+
+
 def main() -> int:
     if ends := ends_on_page(STUDY, HERE):
         draw(STUDY, ends, TITLES, HERE / "figures" / "trained.png")
-    return page_blocks.main(__doc__, [HERE / "README.md"], lambda text: page_blocks.renewed(text, BLOCKS))
+    return page_blocks.main(__doc__, PAGES, renewed)
 
 
 if __name__ == "__main__":

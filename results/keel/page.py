@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Holds README.md against the ledgers, and draws figures/trained.png and figures/table-keel.
+"""Holds README.md and docs/decoders.md against the ledgers, and draws figures/trained.png and figures/table-keel.
 
 python results/keel/page.py [--write]
 """
@@ -76,13 +76,21 @@ BLOCKS = {
 }
 
 
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "decoders.md")
+
+
+def renewed(text: str) -> str:
+    """A page with its blocks made anew; those of docs/decoders.md have a mark of this study."""
+    return page_blocks.renewed(page_blocks.renewed(text, BLOCKS), BLOCKS, "keel")
+
+
 def main() -> int:
     if ends := ends_on_page(STUDY, HERE):
         draw(STUDY, ends, TITLES, HERE / "figures" / "trained.png")
     if known := [*trials()]:
         told = "decoders of LLaMA's design, 64 wide, English side of Multi30k"
         paper.write(drawn(known, f"{len(known)} runs", told), HERE / "figures", "table-keel")
-    return page_blocks.main(__doc__, [HERE / "README.md"], lambda text: page_blocks.renewed(text, BLOCKS))
+    return page_blocks.main(__doc__, PAGES, renewed)
 
 
 if __name__ == "__main__":
