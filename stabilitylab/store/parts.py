@@ -83,7 +83,8 @@ def tidy(
 def metrics_of(records: pa.Table, run: Path) -> pa.Table:
     """Make one row a step, with one float64 column a metric in order of first appearance; null where not given.
 
-    A step may have two records: the part of it that was known first, and the rest.
+    A step may have two records: the part of it that was known first, and the rest. A metric called "step", which an
+    older version took, becomes ``step_metric``.
     """
     column = records["metrics"].combine_chunks()
     steps, row = np.unique(numbers(records["step"]), return_inverse=True)
@@ -99,7 +100,7 @@ def metrics_of(records: pa.Table, run: Path) -> pa.Table:
         chosen = which == code
         values, valid = np.zeros(count), np.zeros(count, bool)
         values[owner[chosen]], valid[owner[chosen]] = items[chosen], given[chosen]
-        columns[name] = floats(values, valid)
+        columns["step_metric" if name == "step" else name] = floats(values, valid)
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 

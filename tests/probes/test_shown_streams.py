@@ -201,6 +201,18 @@ def test_the_gain_of_composed_mixtures(arch: str) -> None:
     assert last == pytest.approx(1, abs=1e-6) if arch == "mhc" else last > 1.5
 
 
+def test_rows_that_come_with_heads_found_later_repeat_no_place() -> None:
+    """Heads are found in the first pass, and places are then looked for again; a probe makes its sites anew."""
+    torch.manual_seed(0)
+    model = built("hyper-connections-static")
+    alone, beside = (watched(model, names) for names in ("none,mixing_gain", "none,mixing_gain,attention_heads"))
+    assert [row.site for row in beside.tables["mixing_gain"].rows] == [
+        row.site for row in alone.tables["mixing_gain"].rows
+    ]
+    for column in ("forward", "backward"):
+        assert beside.column(0, "mixing_gain", column) == alone.column(0, "mixing_gain", column)
+
+
 def test_models_without_mixtures_have_no_such_table() -> None:
     assert "mixing_gain" not in watched(built("preln"), "all").tables
     assert shown_by(find_sites(built("resi-dual")).layers[0].module) is None

@@ -352,6 +352,21 @@ def test_a_journal_and_parts_of_schema_2_read_as_before(tmp_path: Path, caplog: 
     assert not caplog.records
 
 
+def test_a_metric_called_step_does_not_take_the_place_of_the_steps(tmp_path: Path) -> None:
+    """Watchers of an older version wrote one."""
+    path = tmp_path / "journal-000001.records"
+    old = journal.Journal(path, TABLES)
+    old.append(0, {"loss": 1.0, "step": 1000.0}, {})
+    old.append(3, {"loss": 4.0, "step": 1002.0}, {})
+    old.release()
+    from stabilitylab.store.parts import metrics_of
+
+    records = journal.read_records(path).table
+    assert records is not None
+    wanted = {"step": [0, 3], "loss": [1.0, 4.0], "step_metric": [1000.0, 1002.0]}
+    assert metrics_of(records, tmp_path).to_pydict() == wanted
+
+
 def test_a_step_that_comes_in_two_records_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "journal-000001.records"
     two = journal.Journal(path, TABLES)

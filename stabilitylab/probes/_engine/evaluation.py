@@ -12,9 +12,9 @@ from torch import nn
 
 
 @contextmanager
-def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
+def random_states_kept(model: nn.Module | None = None, seed: int | None = None) -> Iterator[None]:
     """Keep the random states of Python, numpy and torch, also of the model's GPUs; without a model, of all GPUs that a
-    process can see once it uses one."""
+    process can see once it uses one. ``seed``: within the block their generators begin with it; None: as they are."""
     if model is None:
         devices = set(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else set()
     else:
@@ -22,6 +22,11 @@ def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=sorted(devices)):
         try:
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                for generator in (torch.default_generator, *(torch.cuda.default_generators[at] for at in devices)):
+                    generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs of others, too
             yield
         finally:
             random.setstate(python)
@@ -29,12 +34,12 @@ def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation(model: nn.Module, seed: int | None = None) -> Iterator[None]:
     """Run the block in eval mode without gradients, then restore each module's own training flag and the random states,
     also if the block itself calls ``model.train()``. Buffers that a forward itself changes in eval mode (a counter,
-    say) are not restored."""
+    say) are not restored. ``seed``: what the block draws begins with it."""
     flags = [(module, module.training) for module in model.modules()]
-    with random_states_kept(model), torch.no_grad():
+    with random_states_kept(model, seed), torch.no_grad():
         try:
             for module, training in flags:
                 if training:

@@ -21,6 +21,7 @@ from .watchable import split_by_ddp
 EARLY = "is reached before a norm tells how the tokens lie on the ranks"
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 INNER = "shows the product before its last weight to no module, and to no product of matrices that is known"
+NOTHING = "passes no floating-point tensor there"
 WRITTEN = "writes into its input, whose value is gone when it returns"
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
 
@@ -173,8 +174,8 @@ class Pass:
             site = board.sites[row]
             self.order.setdefault((board.table.name, row), len(self.order))
             y = site.value(entering, leaving)
-            if y is None and site.take == "inner":
-                board.probe.missed[site.name] = INNER
+            if y is None:
+                board.probe.missed.setdefault(site.name, INNER if site.take == "inner" else NOTHING)
             if y is None or board.ended:
                 continue
             if shards is not None and shards.unsure(held[site.take != "input"]):

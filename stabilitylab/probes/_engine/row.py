@@ -97,6 +97,8 @@ class RowRecord:
         rank's."""
         if name in self._metrics:
             raise UsageError(f"metric {name!r} stands twice in row {self.step}: rename yours.")
+        if name == "step":
+            raise UsageError("a metric called 'step' would hide the number of its row: leave it out, or rename it.")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise UsageError(f"metric {name!r} has shape {tuple(value.shape)}: a metric is one number.")
         own = own or self._ranks.alone

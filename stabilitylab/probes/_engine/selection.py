@@ -151,13 +151,18 @@ def boards_for(
 
 def extended(boards: Sequence[Board], found: Sequence[Board]) -> list[Board]:
     """Add the places of ``found`` to the boards of the same tables, behind their own; return the boards that are
-    new."""
+    new. A probe may make its sites anew at each call: a site of the same module, name and take is known."""
     own = {board.table.name: board for board in boards}
     for board in found:
         if board.sites and board.table.name in own:
-            known = own[board.table.name]
-            known.extend([site for site in board.sites if site not in known.sites])
+            board_of_table = own[board.table.name]
+            known = {_identity(site) for site in board_of_table.sites}
+            board_of_table.extend([site for site in board.sites if _identity(site) not in known])
     return [board for board in found if board.table.name not in own]
+
+
+def _identity(site: Site) -> tuple[str, nn.Module, str]:
+    return site.name, site.module, site.take
 
 
 def left_out(sites: Sites, chosen: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -24,13 +24,19 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def check_watchable(model: nn.Module) -> None:
-    """Raise UsageError for a model in which hooks would be missed, or whose parameters lie on several devices."""
+    """Raise UsageError for a model in which hooks would be missed, whose parameters lie on several devices, or whose
+    parameters have no values yet."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model = {model!r} must be a torch.nn.Module.")
     if isinstance(model, nn.DataParallel):
         raise UsageError("nn.DataParallel copies the model at each forward: use DistributedDataParallel or one device.")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError("a ScriptModule runs without hooks: watch the model as it is before torch.jit.")
+    if scripted := [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
+        found = f"{scripted[0]} is a ScriptModule, which" if scripted[0] else "a ScriptModule"
+        raise UsageError(f"{found} runs without hooks: watch the model as it is before torch.jit.")
+    if any(isinstance(parameter, torch.nn.parameter.UninitializedParameter) for parameter in model.parameters()):
+        raise UsageError("a lazy module has no parameters yet: run one batch through the model, then watch it.")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError("parameters on the meta device have no values: create them (to_empty), then watch the model.")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")

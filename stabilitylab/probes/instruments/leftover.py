@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,14 @@ LOOKS = 8  # after so many looks that found only zeros, the loop is taken to zer
 @dataclass(frozen=True)
 class Witness:
     """A parameter and its gradient as an update left them. ``moved``: True if a known optimizer has stepped; for other
-    optimizers the version of the parameter shows it."""
+    optimizers the version of the parameter shows it. ``alone``: True if no optimizer holds the parameter."""
 
     parameter: torch.Tensor
     version: int
     gradient: torch.Tensor
     written: int
     moved: bool
+    alone: bool = False
 
     def left(self) -> bool:
         """True if that gradient is still the parameter's, with at most one write since: a clipping, a zeroing (which
@@ -52,6 +53,7 @@ class LeftoverGradients(Instrument):
         self._found: torch.Tensor | None = None
         self._rows: list[int] = []  # where gradients were left
         self._zeros = 0
+        self._remedy = "call optimizer.zero_grad() in each update"
         self._ended = False  # a row has ended, and the next one has not begun
 
     def open(self, watched: Watched) -> None:
@@ -88,12 +90,28 @@ class LeftoverGradients(Instrument):
         """Keep witnesses once the optimizer of this number has stepped; None: before an unknown optimizer steps."""
         if not self.wanted:
             return
-        optimizers = self._parameters.optimizers
-        groups = [{"params": self._parameters.originals}] if number is None else optimizers[number].param_groups
-        held = (p for group in groups for p in group["params"] if p.grad is not None and p.grad.layout == torch.strided)
+        if number is None:
+            self._keep(self._parameters.originals, moved=False)
+            return
+        groups = self._parameters.optimizers[number].param_groups
+        self._keep([p for group in groups for p in group["params"]], moved=True)
+        if number == 0:
+            self._keep(self._in_none(), moved=True, alone=True)
+
+    def _keep(self, parameters: Sequence[torch.Tensor], *, moved: bool, alone: bool = False) -> None:
+        """Keep the smallest of these parameters as witnesses."""
+        held = (p for p in parameters if p.grad is not None and p.grad.layout == torch.strided)
         for p in heapq.nsmallest(WITNESSES, held, key=lambda p: p.numel()):
             if (gradient := p.grad) is not None:
-                self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
+                self._witnesses.append(Witness(p, p._version, gradient, gradient._version, moved, alone))
+
+    def _in_none(self) -> list[torch.Tensor]:
+        """Return the parameters that no optimizer holds: ``optimizer.zero_grad()`` does not reach them. None where the
+        optimizers hold other tensors than the model's own."""
+        groups = [group for optimizer in self._parameters.optimizers for group in optimizer.param_groups]
+        held = {id(p) for group in groups for p in group["params"]}
+        rest = [p for p in self._parameters.originals if id(p) not in held]
+        return rest if len(rest) < len(self._parameters.originals) else []
 
     def _discard(self, kept: int) -> None:
         """Forget what was found: it belongs to passes that no update follows, whose gradients are gone."""
@@ -114,7 +132,7 @@ class LeftoverGradients(Instrument):
         self.wanted = False
         return (
             f"gradients of the update before were still there when backward began, as at row {self._rows[0]}, so that "
-            "the new ones were added to them: if that is not meant, call optimizer.zero_grad() in each update"
+            f"the new ones were added to them: if that is not meant, {self._remedy}"
         )
 
     def _look(self) -> None:
@@ -122,9 +140,11 @@ class LeftoverGradients(Instrument):
         returned."""
         if self._found is not None or not self._witnesses or not self.wanted:
             return
-        left = [local(witness.gradient) for witness in self._witnesses if witness.left()]
+        left = [witness for witness in self._witnesses if witness.left()]
         self.wanted = bool(left)
+        if left and all(witness.alone for witness in left):
+            self._remedy = "call model.zero_grad() in each update, since parameters are in no optimizer"
         with torch.no_grad():
-            for gradient in left:
+            for gradient in (local(witness.gradient) for witness in left):
                 found = gradient.count_nonzero().to(self._parameters.device, torch.float64).view(1)
                 self._found = found if self._found is None else self._found + found

@@ -339,8 +339,8 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _below(flat: torch.Tensor, eps: float) -> torch.Tensor:
     """Return the number of entries whose size is below ``eps``. A count in float32 is exact for chunks of this size,
-    and faster."""
-    return flat.abs().lt_(eps).sum(dtype=torch.float32).double()
+    and faster. A comparison in float16 would round an eps of 1e-8 to 0."""
+    return flat.abs().to(torch.promote_types(flat.dtype, torch.float32)).lt_(eps).sum(dtype=torch.float32).double()
 
 
 def _kind(piece: Piece) -> str:

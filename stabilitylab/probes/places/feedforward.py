@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from .naming import kept_tensor
+
 NUMBERED = {"w1", "w2", "w3"}  # LLaMA's names: w2(act(w1(x)) * w3(x))
 
 
@@ -30,8 +32,10 @@ def widths(module: nn.Module) -> tuple[int, int] | None:
     in); None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    weight = getattr(module, "weight", None)
-    if "expert" in type(module).__name__.lower() and isinstance(weight, nn.Parameter) and weight.dim() == 3:
+    if "expert" not in type(module).__name__.lower():
+        return None
+    weight = kept_tensor(module, "weight")
+    if isinstance(weight, nn.Parameter) and weight.dim() == 3:
         return weight.shape[2], weight.shape[1]
     return None
 

@@ -158,7 +158,8 @@ def _is_per_token_norm(path: str, module: nn.Module) -> bool:
 
 def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
     taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
-    return Site(path, module, *place(path), take="input", taps=taps, features=_feature_axis(module))
+    parts = parts_taken(module)  # a fused norm adds the residual itself
+    return Site(path, module, *place(path), take="input", taps=taps, streams=parts, features=_feature_axis(module))
 
 
 def _feature_axis(norm: nn.Module) -> FeatureAxis | None:

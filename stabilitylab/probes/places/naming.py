@@ -7,7 +7,7 @@ from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 # Classes that pass each call on to a module that they hold, by package and name -> the attribute that holds it.
 WRAPPERS: Mapping[tuple[str, str], str] = {
@@ -40,6 +40,14 @@ def held_by_wrapper(module: nn.Module) -> str | None:
         if key is not None and module._modules.get(key) is not None:
             return key
     return None
+
+
+def kept_tensor(module: nn.Module, name: str) -> Tensor | None:
+    """Return the tensor that a module keeps as ``name``; None if it keeps none. A property is not evaluated, nor is a
+    parametrization, since either may change buffers, draw random numbers or raise."""
+    own = vars(module)
+    kept = (place.get(name) for place in (own.get("_parameters", {}), own.get("_buffers", {}), own))
+    return next((tensor for tensor in kept if isinstance(tensor, Tensor)), None)
 
 
 class Named(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 
-from .naming import GENERIC, unwrapped
+from .naming import GENERIC, kept_tensor, unwrapped
 
 EXPERTS = ("expert", "moe", "mixture")  # in names of classes and of children
 ROUTERS = ("router", "routing", "gate", "gating", "switch")
@@ -26,13 +25,8 @@ def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
         if path:
             children.setdefault(path.rpartition(".")[0], []).append(path)
     for path, module in modules.items():
-        weight = getattr(unwrapped(module), "weight", None)
-        if (
-            not isinstance(weight, torch.Tensor)
-            or weight.dim() != 2
-            or not path
-            or isinstance(unwrapped(module), LOOKED_UP)
-        ):
+        weight = kept_tensor(unwrapped(module), "weight")
+        if weight is None or weight.dim() != 2 or not path or isinstance(unwrapped(module), LOOKED_UP):
             continue
         home = path.rpartition(".")[0]
         homes = [home]
