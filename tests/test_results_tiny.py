@@ -471,6 +471,23 @@ def test_the_sentences_about_the_comparison_are_what_its_tables_hold() -> None:
     assert (fell > 0.01).all()
 
 
+def test_the_sentences_about_half_the_rates_are_what_its_tables_hold() -> None:
+    """All models read, no sign turns, every difference and every loss is larger, and P4's is beyond the margin."""
+    import judge
+
+    models, halved = judge.models_of(judge.TABLES), judge.models_of(judge.HALVED, 0.5)
+    assert all(model.eligible for runs in halved.values() for model in runs.values())
+    found = {one.id: judge.robustness(one, models, halved) for one in judge.QUESTIONS}
+    assert {one.said() for one in found.values()} == {"depends on the rate"}
+    assert all(one.half.low > one.at.mean > 0 and one.change.low > 0 for one in found.values())
+    assert found["P4"].half.low > 0.05
+    for place, runs in halved.items():
+        assert all(model.loss > models[place][seed].loss for seed, model in runs.items())
+    arms = [protocol.SMALL, protocol.DEEP, protocol.BRANCH]
+    means = [np.mean([model.loss for model in halved[arm, 18].values()]) for arm in arms]
+    assert means == sorted(means)
+
+
 def test_the_sentences_about_equal_rates_are_what_the_search_found() -> None:
     import questions
 

@@ -29,9 +29,9 @@ def renewed(text: str) -> str:
 def value(name: str) -> str:
     """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
     ``C39:3`` says; the mean difference of one of the four questions; a count of claims; the difference of two arms of
-    the third comparison, at so many layers a side (``third:deepnorm:T1:6``); the ratio of BranchNorm's largest reading
-    rate to DeepNorm's in the map, at so many layers a side (``map:6``); or a count of runs of the withdrawn
-    comparison."""
+    the third comparison, at so many layers a side (``third:deepnorm:T1:6``); the difference that answers a question at
+    half the rates (``half:P4``); the ratio of BranchNorm's largest reading rate to DeepNorm's in the map, at so many
+    layers a side (``map:6``); or a count of runs of the withdrawn comparison."""
     if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
         return _effect(claim[1], int(claim[2] or DIGITS))
     if name in ("claims", "late", "withdrawn"):
@@ -44,6 +44,10 @@ def value(name: str) -> str:
         found = collapse_map.question(known, layers).found
         mean, low, high = (_short(2.0**power) for power in (found.mean, found.low, found.high))
         return f"{mean} [{low}, {high}]"
+    if name.startswith("half:"):
+        question = next(one for one in judge.QUESTIONS if one.id == name.removeprefix("half:"))
+        gap = judge.robustness(question, judge.models_of(judge.TABLES), judge.models_of(judge.HALVED, 0.5)).half
+        return f"{_short(gap.mean)} [{_short(gap.low)}, {_short(gap.high)}]"
     if name.startswith("third:"):
         first, second, layers = name.removeprefix("third:").split(":")
         gap = judge.apart(judge.models_of(judge.TABLES), ARMS[first], ARMS[second], int(layers))

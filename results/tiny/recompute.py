@@ -196,6 +196,19 @@ def third_answers() -> list[str]:
     return table(columns, rows)
 
 
+def third_half() -> list[str]:
+    """The four questions at half the rates, beside the same seeds at the rates themselves."""
+    models, halved = judge.models_of(judge.TABLES), judge.models_of(judge.HALVED, 0.5)
+    rows = []
+    for question in judge.QUESTIONS:
+        found = judge.robustness(question, models, halved)
+        parts = (found.at, found.half, found.change)
+        told = [f"{number(one.mean)} {interval(one.low, one.high)}" if one.n else "" for one in parts]
+        rows.append((question.id, *told, found.half.n, found.said()))
+    columns = ("question", "at the rates of the search", "at half of them", "change, by seed", "n", "judgement")
+    return table(columns, rows)
+
+
 def third_losses() -> list[str]:
     """What the third comparison's models end with: the arms of which all runs are in, compared where all of them read
     their source. It describes."""
@@ -234,6 +247,7 @@ BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "rungs": rungs, "equal_rates": equal_rates,
     "third": third, "third_losses": third_losses, "third_claims": third_claims, "third_answers": third_answers,
+    "third_half": third_half,
     "searched_ramps": searched_ramps.block, "map": collapse_map.answers, "map_cells": collapse_map.outcomes,
     "standing": verdicts.standing,
     "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
