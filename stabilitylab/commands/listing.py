@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -121,6 +121,12 @@ def signal_line(signal: Signal) -> str:
     return f"{signal.title}; reads {where}, as {', '.join(signal.readings)}"
 
 
+def _others(choices: Sequence[Any], value: Any) -> str:
+    """Return the other values that an option may have, in parentheses; "" for an option without a choice."""
+    other = [str(choice) for choice in choices if choice != value]
+    return f" (or {', '.join(other)})" if other else ""
+
+
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
     """Return formula, source, extras and constants of one architecture, a line each; ``at`` names the depth."""
     constants = [
@@ -131,8 +137,11 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
     lines.append(f"initial gains: {facts['gains']}")
     if facts["options"]:
-        shown = ", ".join(f"arch.{name} = {value}" for name, value in facts["options"].items())
-        lines.append(f"options (--set): {shown}")
+        shown = (
+            f"arch.{name} = {value}" + _others(facts["choices"].get(name, ()), value)
+            for name, value in facts["options"].items()
+        )
+        lines.append(f"options (--set): {', '.join(shown)}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
     elif not facts["constants"]:

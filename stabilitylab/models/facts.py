@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from ..config import ModelConfig
 from .base import ARCHS, Place, xavier_gain
@@ -11,8 +11,8 @@ from .transformer import KINDS
 
 
 def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]:
-    """Return formula, source, remarks, learnable extras, options, initial gains, values of ``model.stack``, and
-    constants by stack."""
+    """Return formula, source, remarks, learnable extras, options with their defaults, the values of options that have a
+    choice, initial gains, values of ``model.stack``, and constants by stack."""
     arch = ARCHS[name]
     first, *rest = (" ".join(text.split("\n")) for text in (inspect.getdoc(arch) or "").split("\n\n"))
     formula, _, source = first.partition(".  ")
@@ -25,6 +25,11 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
         "remarks": " ".join(rest),
         "learns": arch.learns,
         "options": {name: field.default for name, field in arch.Options.model_fields.items()},
+        "choices": {
+            name: list(get_args(field.annotation))
+            for name, field in arch.Options.model_fields.items()
+            if get_origin(field.annotation) is Literal
+        },
         "gains": gains(name),
         "defined_for": list(arch.defined_for),
         "constants": {stack: arch.constants(place) for stack, place in places.items()}
