@@ -152,8 +152,8 @@ def _share(ends: Sequence[RateTrial]) -> float:
 
 
 def _mark(ends: Sequence[RateTrial]) -> int:
-    lost = [[one.verdict for one in ends].count(state) for state in ("diverged", "stuck")]
-    return mark(*lost, len(ends))
+    verdicts = [one.verdict for one in ends]
+    return mark(verdicts.count("diverged"), verdicts.count("stuck"), len(ends))
 
 
 def _text(ends: Sequence[RateTrial]) -> str:
