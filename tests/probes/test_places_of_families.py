@@ -362,3 +362,75 @@ def test_a_stream_that_layers_yield_in_parts_is_their_sum(by_name: bool) -> None
     norms = {f"layers.{i}": float(grad.norm()) for i, grad in enumerate(grads)}
     found = sink.column(0, "activation_grad_norm", "value")
     assert {site: found[site] for site in norms} == pytest.approx(norms, **EXACT)
+
+
+# norms behind several stacks of one parent
+
+
+def two_stacks(*names: str) -> nn.Module:
+    """Registers lists of layers, embeddings and norms in the order of ``names``."""
+    model = nn.Module()
+    for name in names:
+        module = nn.LayerNorm(WIDTH) if "norm" in name else nn.ModuleList(Residual() for _ in range(2))
+        model.add_module(name, module)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs"),
+    [
+        ("encoder decoder enc_norm dec_norm", "enc_norm dec_norm"),
+        ("encoder decoder dec_norm enc_norm", "enc_norm dec_norm"),
+        ("layers_a layers_b norm1 norm2", "norm1 norm2"),
+        ("encoder decoder enc_norm norm", "enc_norm norm"),
+        ("encLayers decLayers normDec normEnc", "normEnc normDec"),
+        ("blocks1 blocks2 blocks3 norm1 norm2 norm3", "norm1 norm2 norm3"),
+        # one of them has no norm
+        ("encoder decoder dec_norm", "encoder.1 dec_norm"),
+        ("encoder decoder enc_norm", "enc_norm decoder.1"),
+        ("encoder decoder norm", "encoder.1 norm"),
+        ("encoder decoder norm1 norm2 norm3", "encoder.1 decoder.1"),
+        ("encoder decoder dec_norm norm", "encoder.1 dec_norm"),
+        # each list before its own, as ever
+        ("encoder enc_norm decoder dec_norm", "enc_norm dec_norm"),
+        ("encoder norm1 decoder norm2 norm3", "norm1 norm2"),
+        ("embed_norm encoder dec_embed_norm decoder dec_norm", "encoder.1 dec_norm"),
+        ("encoder decoder", "encoder.1 decoder.1"),
+        ("encoder dec_norm norm", "dec_norm"),
+        ("norm encoder", "encoder.1"),
+    ],
+)
+def test_each_stack_of_one_parent_ends_in_its_own_norm(names: str, outputs: str) -> None:
+    assert [site.name for site in find_sites(two_stacks(*names.split())).outputs] == outputs.split()
+    nested = nn.Module()
+    nested.model = two_stacks(*names.split())
+    assert [site.name for site in find_sites(nested).outputs] == [f"model.{name}" for name in outputs.split()]
+
+
+def test_the_outputs_of_two_stacks_of_one_parent_are_those_of_their_norms() -> None:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.encoder = nn.ModuleList(Residual() for _ in range(2))
+            self.decoder = nn.ModuleList(Residual() for _ in range(2))
+            self.enc_norm, self.dec_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            nn.init.constant_(self.dec_norm.weight, 3.0)
+
+        def encoded(self, x: Tensor) -> Tensor:
+            for layer in self.encoder:
+                x = layer(x)
+            return self.enc_norm(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + self.encoded(x).mean(1, keepdim=True)
+            for layer in self.decoder:
+                y = layer(y)
+            return self.dec_norm(y)
+
+    model = Translator().double()
+    x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    sink = recorded(model, x, "output_norm")
+    exact = {"enc_norm": model.encoded(x), "dec_norm": model(x)}
+    norms = {name: value.norm(dim=-1).mean().item() for name, value in exact.items()}
+    assert sink.column(0, "output_norm", "value") == pytest.approx(norms, **EXACT)

@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import UsageError
 from ...inputs import expression
 from .attending import attends, innermost, is_projection
+from .ends import ends
 from .expert_products import stacked
 from .feedforward import WayBack, way_back, widths
 from .naming import lies_in, modules_of, named, unwrapped
@@ -263,8 +264,7 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
     if output_site is not None:
         yield Site(output_site, modules[output_site], place(output_site)[0], sublayer="output")
         return
-    for stack in place.stacks:
-        path, module = _end(stack, modules)
+    for stack, path, module in ends(place.stacks, modules):
         yield Site(path, module, stack.name, sublayer="output", streams=parts_taken(module))
 
 
@@ -276,24 +276,6 @@ def _named(given: str, model: nn.Module) -> str:
         close = ", ".join(difflib.get_close_matches(given, known, n=3, cutoff=0.3)) or "none"
         raise UsageError(f"output_site {given!r} is no module of the model; near it are {close}.")
     return known[given]
-
-
-def _end(stack: LayerStack, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
-    """Return the module that yields a stack's output, searched outwards level by level. At each level this is the
-    parent, if it is called and is not the model (which may end in a vocabulary projection), or else the first norm
-    behind the stack. If no level has one, return the stack's last layer."""
-    path = stack.path
-    while path:
-        home = path.rpartition(".")[0]
-        if home and not is_namespace(modules[home]):
-            return home, modules[home]
-        names = [name for name in modules if name and name.rpartition(".")[0] == home]
-        behind = names[names.index(path) + 1 :] if path in names else []
-        if norm := next((name for name in behind if is_norm(modules[name])), None):
-            return norm, modules[norm]
-        path = home
-    last, layer = list(stack.layers.items())[-1]
-    return last, left(layer)
 
 
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
