@@ -434,3 +434,172 @@ def test_the_outputs_of_two_stacks_of_one_parent_are_those_of_their_norms() -> N
     exact = {"enc_norm": model.encoded(x), "dec_norm": model(x)}
     norms = {name: value.norm(dim=-1).mean().item() for name, value in exact.items()}
     assert sink.column(0, "output_norm", "value") == pytest.approx(norms, **EXACT)
+
+
+# channels first or last in layers with convolutions
+
+
+class ChannelsLast(nn.Module):
+    """VMamba's: a stream (B, H, W, C), and a depthwise convolution inside."""
+
+    rank = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.enter, self.leave = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+        self.conv, self.act = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.act(self.conv(self.enter(self.norm(x)).permute(0, 3, 1, 2)))
+        return x + self.leave(inner.permute(0, 2, 3, 1))
+
+
+class TimesLast(nn.Module):
+    """The block of a 1-D U-Net: a stream (B, C, T), and a Linear that takes the time of diffusion."""
+
+    rank = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv1d(WIDTH, 9, 3, padding=1), nn.Conv1d(9, WIDTH, 3, padding=1)
+        self.time = nn.Linear(4, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = self.time(torch.ones(len(x), 4, dtype=x.dtype))
+        return x + self.other(F.silu(self.one(x) + time[:, :, None]))
+
+
+class ConvolvedTokens(nn.Module):
+    """A stream (B, T, C) with a LayerNorm, and convolutions instead of Linears."""
+
+    rank = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.conv(self.norm(x).mT)).mT
+
+
+class ConvolvedMaps(nn.Module):
+    """ConvNeXt's: a stream (B, C, H, W), and Linears on (B, H, W, C) inside."""
+
+    rank = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.norm, self.fc1, self.act, self.fc2 = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 8),
+            nn.GELU(),
+            nn.Linear(8, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        return x + self.fc2(self.act(self.fc1(inner))).permute(0, 3, 1, 2)
+
+
+STREAMS = [(ChannelsLast, -1), (TimesLast, 1), (ConvolvedTokens, -1), (ConvolvedMaps, 1)]
+
+
+@pytest.mark.parametrize(("layer", "axis"), STREAMS)
+def test_sizes_tell_where_the_channels_of_a_stream_are(layer: Any, axis: int) -> None:
+    model: Any = Stack(layer, 3)
+    shape = [5] * layer.rank
+    shape[0], shape[axis] = 2, WIDTH
+    x = torch.randn(shape, dtype=torch.float64)
+    sink = recorded(model, x, "residual_norm,cosine_similarity")
+    streams = [x]
+    for each in model.layers:
+        streams.append(each(streams[-1]))
+    names = ["layers.input", *(f"layers.{i}" for i in range(3))]
+    lengths = {name: y.norm(dim=axis).mean().item() for name, y in zip(names, streams, strict=True)}
+    assert sink.column(0, "residual_norm", "value") == pytest.approx(lengths, **EXACT)
+    cosines = {
+        name: F.cosine_similarity(one, other, dim=axis).mean().item()
+        for name, (one, other) in zip(names[1:], pairwise(streams), strict=True)
+    }
+    assert sink.column(0, "cosine_similarity", "raw") == pytest.approx(cosines, **EXACT)
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(ChannelsLast, (2, 8, 5, 7)), (ConvolvedMaps, (2, 5, 7, 8))])
+def test_an_activation_inside_of_a_layer_has_an_axis_of_its_own(layer: type[nn.Module], shape: tuple[int, ...]) -> None:
+    sites = find_sites(Stack(layer)).activations
+    assert [site.name for site in sites] == ["layers.0.act", "layers.1.act"]
+    assert all(site.arranged(torch.zeros(shape)).shape == (2, 5, 7, 8) for site in sites)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "arranged"),
+    [
+        (ChannelsLast, (2, WIDTH, 7, WIDTH), (2, 7, WIDTH, WIDTH)),  # as high as there are channels
+        (ChannelsLast, (2, 7, 7, 7), (2, 7, 7, 7)),
+        (TimesLast, (2, WIDTH, 9), (2, WIDTH, 9)),  # the inner width
+        (TimesLast, (2, 7, 7), (2, 7, 7)),
+        (ConvolvedMaps, (2, 10, 7, WIDTH), (2, 10, 7, WIDTH)),  # only the last dimension fits
+        (ConvolvedMaps, (2, 10, 7, 8), (2, 10, 7, 8)),
+        (ConvolvedMaps, (2, 10, 7, 11), (2, 7, 11, 10)),
+        (ConvolvedMaps, (2, WIDTH), (2, WIDTH)),
+        (ConvolvedTokens, (2, 7, 7), (2, 7, 7)),
+        (Residual, (2, WIDTH, 7), (2, WIDTH, 7)),  # without convolutions
+    ],
+)
+def test_sizes_decide_if_one_dimension_alone_fits_and_else_the_kinds_of_modules(
+    layer: type[nn.Module], shape: tuple[int, ...], arranged: tuple[int, ...]
+) -> None:
+    for site in find_sites(Stack(layer)).layers:
+        assert site.arranged(torch.arange(torch.Size(shape).numel()).view(shape)).shape == arranged
+
+
+def test_an_axis_that_sizes_told_once_stays() -> None:
+    (site, _) = find_sites(Stack(TimesLast)).layers
+    twice = torch.zeros(2, WIDTH, 9)
+    assert site.arranged(twice).shape == (2, WIDTH, 9)
+    assert site.arranged(torch.zeros(2, WIDTH, 5)).shape == (2, 5, WIDTH)
+    assert site.arranged(twice).shape == (2, 9, WIDTH)
+
+
+class GainNorm(nn.Module):
+    """lucidrains' RMSNorm of maps: its weight is called g; with ``shift`` his LayerNorm."""
+
+    def __init__(self, shape: tuple[int, ...], shift: bool = False) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.rand(shape) + 0.5)
+        if shift:
+            self.b = nn.Parameter(torch.rand(shape))
+        self.register_buffer("calls", torch.zeros(3, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=1) * self.g + getattr(self, "b", 0.0)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("side", [3, 4, 7])
+def test_a_norm_of_maps_whose_weight_has_another_name(side: int, shift: bool) -> None:
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.one = GainNorm((1, 4, 1, 1), shift), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.tanh(self.one(self.norm(x)))
+
+    model: Any = Stack(Convolved)
+    x = torch.randn(2, 4, side, side, dtype=torch.float64)
+    sink = recorded(model, x, "ln_input")
+    lengths = {}
+    for number, layer in enumerate(model.layers):
+        lengths[f"layers.{number}.norm"] = x.norm(dim=1).mean().item()
+        x = layer(x)
+    assert sink.column(0, "ln_input", "value") == pytest.approx(lengths, **EXACT)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 1, 6), (1,), (), (5, 6), (3,)])
+def test_other_parameters_of_a_norm_leave_the_features_in_the_last_dimension(shape: tuple[int, ...]) -> None:
+    (site,) = find_sites(nn.Sequential(GainNorm(shape), nn.Linear(WIDTH, WIDTH))).norms
+    assert site.arranged(torch.zeros(2, 5, 6)).shape == (2, 5, 6)
+    assert site.arranged(torch.zeros(2, 1, 6)).shape == (2, 1, 6)
+    assert site.arranged(torch.zeros(2, 6, 6)).shape == (2, 6, 6)

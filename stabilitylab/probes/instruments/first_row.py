@@ -7,6 +7,7 @@ from typing import Any
 
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
+from ..places.axes import FeatureAxis
 from .instrument import Instrument
 from .loop_checks import LoopChecks
 from .training_pass import TrainingRows
@@ -36,7 +37,8 @@ class FirstRow(Instrument):
         self._done = True
         watched, passes = self._watched, self._training.passes
         trained = [tensor for tensor in watched.parameters.originals if tensor.requires_grad]
-        axes = {site.name: site.features.known for site in watched.sites.norms if site.features is not None}
+        norms = [(site.name, site.features) for site in watched.sites.norms]
+        axes = {name: found.known for name, found in norms if isinstance(found, FeatureAxis)}
         facts: dict[str, Any] = {
             "row": row.step,
             "parameters": len(trained),

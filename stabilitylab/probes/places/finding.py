@@ -6,18 +6,18 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 
 from ...errors import UsageError
 from ...inputs import expression
+from . import axes
 from .attending import attends, innermost, is_projection
 from .ends import ends
 from .expert_products import stacked
 from .feedforward import WayBack, way_back, widths
 from .naming import lies_in, modules_of, named, unwrapped
 from .routing import routing
-from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken
+from .sites import ACTIVATIONS, TAPS, Site, Sites, parts_taken
 from .structure import (
     LayerStack,
     Places,
@@ -32,7 +32,6 @@ from .structure import (
 )
 
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # no norms of a token's features
-CONVOLUTIONS = nn.modules.conv._ConvNd
 OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
 SHARED = "is called by several layers, so that it has no layer of its own"
 IN_NO_STACK = "is a block of convolutions in no stack of layers: if it is a layer, name the layers with sites="
@@ -122,27 +121,17 @@ def _taps(module: nn.Module) -> dict[str, nn.Module]:
 def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         for number, path, layer in stack.numbered():
-            maps = _channels_first(layer)
             whole, end = not is_namespace(layer), left(layer)
             streams = parts_taken(end) if whole else ()
-            yield Site(path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams)
-
-
-def _channels_first(layer: nn.Module) -> int:
-    """Return the number of dimensions from which a layer's tensors have their channels first: 4 for a layer with
-    convolutions, which passes maps (B, C, H, W); 3 for one without a Linear, which may also pass (B, C, T); 0 without
-    convolutions."""
-    kinds = [type(module) for module in layer.modules()]
-    if not any(issubclass(kind, CONVOLUTIONS) for kind in kinds):
-        return 0
-    return 4 if any(issubclass(kind, nn.Linear) for kind in kinds) else 3
+            axis = axes.of_layer(layer)
+            yield Site(path, end, stack.name, number, whole=whole, streams=streams, features=axis)
 
 
 def _inputs(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         first = next(iter(stack.layers.values()))
-        maps = _channels_first(first)
-        yield Site(f"{stack.name}.input", entered(first), stack.name, 0, "input", "input", channels_first=maps)
+        axis = axes.of_layer(first)
+        yield Site(f"{stack.name}.input", entered(first), stack.name, 0, "input", "input", features=axis)
 
 
 def _branches(place: Places) -> Iterator[Site]:
@@ -160,23 +149,7 @@ def _is_per_token_norm(path: str, module: nn.Module) -> bool:
 def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
     taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
     parts = parts_taken(module)  # a fused norm adds the residual itself
-    return Site(path, module, *place(path), take="input", taps=taps, streams=parts, features=_feature_axis(module))
-
-
-def _feature_axis(norm: nn.Module) -> FeatureAxis | None:
-    """Return the finder of a norm's feature dimension; None if the features are in the last dimension. None is for
-    torch's LayerNorm and RMSNorm, and for norms whose weight does not say how many features there are."""
-    kind = type(unwrapped(norm))
-    if kind.forward in (nn.LayerNorm.forward, nn.RMSNorm.forward):
-        return None
-    said = getattr(norm, "weight", None)
-    told = said.shape if isinstance(said, torch.Tensor) else getattr(norm, "normalized_shape", ())
-    shape = (told,) if isinstance(told, int) else tuple(told)
-    sizes = [size for size in shape if size != 1]
-    if len(sizes) > 1:
-        return None
-    maps = getattr(norm, "data_format", "") == "channels_first" or kind.__name__.lower().endswith(("1d", "2d", "3d"))
-    return FeatureAxis(sizes[0] if sizes else 1, 1 if maps else -1) if sizes or len(shape) else None
+    return Site(path, module, *place(path), take="input", taps=taps, streams=parts, features=axes.of_norm(module))
 
 
 def _activations(
@@ -198,20 +171,20 @@ def _activations(
             if home and stacked(unwrapped(inside[home])):
                 found.append(Site(home, inside[home], *place(home), take="inner", routed=True))
             else:
-                found += _of_block(members, place, uses, path, bool(home), _channels_first(layer))
+                found += _of_block(members, place, uses, path, bool(home), layer)
     return found
 
 
 def _of_block(
-    members: Mapping[str, nn.Module], place: Places, uses: Counter[int], layer: str, routed: bool, maps: int
+    members: Mapping[str, nn.Module], place: Places, uses: Counter[int], path: str, routed: bool, layer: nn.Module
 ) -> Iterator[Site]:
     linears = [(name, m) for name, m in members.items() if widths(m) is not None]
     own = [name for name, m in members.items() if _is_activation(m) and uses[id(m)] == 1]
-    for home, pair in _ways_back(linears, own, members, layer).items():
+    for home, pair in _ways_back(linears, own, members, path).items():
         there = [name for name in own if not home or name.startswith(f"{home}.")]
         if there and not (pair is not None and pair.product):
             for name in there:
-                yield Site(name, members[name], *place(name), routed=routed, channels_first=maps)
+                yield Site(name, members[name], *place(name), routed=routed, features=axes.of_layer(layer))
         elif pair is not None:
             stack = not isinstance(pair.module, nn.Linear)
             yield Site(pair.name, pair.module, *place(pair.name), take="input", routed=routed or stack)
@@ -236,7 +209,7 @@ def _ways_back(
 
 
 def _convolves(module: nn.Module) -> bool:
-    return any(isinstance(child, CONVOLUTIONS) for _, child in module.named_children())
+    return any(isinstance(child, axes.CONVOLUTIONS) for _, child in module.named_children())
 
 
 def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...schema import Row
+from .axes import ChannelAxis, FeatureAxis
 from .naming import unwrapped
 from .structure import LayerStack, Places, is_namespace
 
@@ -20,28 +21,6 @@ ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class
 KINDS = ("layers", "norms", "activations", "outputs")  # kinds that a caller may choose with sites=
 LISTED = (*KINDS, "attentions", "logits", "routers", "branches")  # kinds that a list of places shows
 TAPPED = ("stream", "norms", "activations", "outputs")  # kinds that a model may show by stabilitylab.tap
-
-
-class FeatureAxis:
-    """The search for the dimension of a norm's input that its weight spans. It is found at the first call in which only
-    one dimension fits.
-
-    ``size``: the size of the weight. ``expected``: the dimension to return if several dimensions have that size.
-    """
-
-    def __init__(self, size: int, expected: int) -> None:
-        self.size, self.expected = size, expected
-        self.known: int | None = None
-
-    def __call__(self, shape: Sequence[int]) -> int:
-        """Return the dimension of the features; -1 for the last dimension, or if no dimension has the size."""
-        if self.known is not None and -len(shape) <= self.known < len(shape) and shape[self.known] == self.size:
-            return self.known
-        fitting = [axis for axis in range(min(1, len(shape) - 1), len(shape)) if shape[axis] == self.size]
-        named = [-1 if axis == len(shape) - 1 else axis for axis in fitting]
-        if len(named) == 1:
-            self.known = named[0]
-        return self.expected if self.expected in named else named[-1] if named else -1
 
 
 class Parts:
@@ -95,12 +74,11 @@ class Site:
       ``caught`` in the held-out pass.
     - ``routed``: True if the place is inside an expert. An expert gets some tokens, in an order of its own, so no mask
       fits.
-    - ``channels_first``: tensors with at least this many dimensions have their channels in dimension 1; 0 for none.
     - ``whole``: False if the site has the last module of a layer that is never called itself. The input of that module
       is not the input of the layer.
     - ``streams``: the argument names of a layer that takes the residual stream in parts (a branch and the rest) and
       returns it in parts too. The stream is their sum.
-    - ``features``: a function that finds the dimension of the features.
+    - ``features``: a function that finds the dimension of the features in a shape; None if it is the last one.
     - ``inner``: True if the value may be inside a sub-layer, where the mask of its stack need not fit.
     - ``is_tap``: True if the module is an Identity tap, whose tuple is read as a whole (:class:`Parts`).
     """
@@ -113,10 +91,9 @@ class Site:
     take: Literal["input", "output", "inner"] = "output"
     taps: Mapping[str, nn.Module] = field(default_factory=dict)
     routed: bool = False
-    channels_first: int = 0
     whole: bool = True
     streams: tuple[str, ...] = ()
-    features: FeatureAxis | None = None
+    features: FeatureAxis | ChannelAxis | None = None
     caught: list[torch.Tensor] = field(default_factory=list)
     inner: bool = False
     is_tap: bool = False
@@ -138,10 +115,10 @@ class Site:
 
     def arranged(self, value: Any) -> Any:
         """Return ``value`` with its features in the last dimension, (..., width)."""
-        if self.features is not None and isinstance(value, torch.Tensor):
-            return value.movedim(self.features(value.shape), -1)
-        maps = self.channels_first and isinstance(value, torch.Tensor) and value.dim() >= self.channels_first
-        return value.movedim(1, -1) if maps else value
+        if self.features is None or not isinstance(value, torch.Tensor):
+            return value
+        axis = self.features(value.shape)
+        return value if axis == -1 else value.movedim(axis, -1)
 
 
 @dataclass(frozen=True, eq=False)
