@@ -27,6 +27,11 @@ ALLOWED: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("stabilitylab.reports.figures.collapse",),
         "draws a committed table with the figure itself, by its own rule for the state of a run",
     ),
+    "results/keel/page.py": (
+        ("stabilitylab.reports.figures.table.keel",),
+        "draws committed ledgers with the figure itself",
+    ),
+    "results/own_rates_page.py": (("stabilitylab.labels",), "knows the runs of an arm in a ledger by their label"),
     "benchmarks/attack.py": (
         ("stabilitylab.commands.listing", "stabilitylab.data.sources.text", "stabilitylab.store"),
         "damages files below their checksums, and seals them again, so that a check further inside must notice",

@@ -83,7 +83,7 @@ def _is_last(norm: nn.Module) -> bool:
 def _shape(norm: nn.Module) -> tuple[tuple[int, ...], bool]:
     """Return the shape of a norm's weight or its ``normalized_shape``, and True. If the norm has neither, return the
     shape of its floating-point parameters, if they have one shape in common, and False."""
-    said = kept_tensor(norm, "weight")
+    said = kept_tensor(unwrapped(norm), "weight")
     told = getattr(norm, "normalized_shape", None) if said is None else said.shape
     if told is not None:
         return ((told,) if isinstance(told, int) else tuple(told)), True
