@@ -13,7 +13,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
@@ -21,7 +21,18 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from ..places.copied import Copied
 from ..places.naming import unwrapped
-from ..places.sites import Parts, fields_of, hidden_state, parts_of, shown_by, summed, taken_up, tensor_of
+from ..places.sites import (
+    Parts,
+    entering_layer,
+    fields_of,
+    hidden_state,
+    parts_of,
+    shown_by,
+    summed,
+    taken_up,
+    tensor_of,
+    through_layer,
+)
 
 Value = torch.Tensor | None
 
@@ -31,6 +42,7 @@ class Visitor(Protocol):
 
     model: nn.Module
     left_out: bool  # True if compiled code is not measured (:func:`.watchable.split_by_ddp`)
+    returned: dict[str, ref[torch.Tensor]]  # stack -> the hidden state that its last layer call has returned
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None: ...
 
@@ -47,7 +59,8 @@ class Hook(Copied):
     ``needs_input``, ``needs_output``: True if anything reads what enters, or what leaves, the module. ``gradient_of``:
     the values whose gradient is wanted, "input" and "output". ``compiled``: True if the hook stands in compiled code,
     where it cannot be taken away. ``streams``: the arguments whose sum enters, and ``is_tap``: the module is a tap, see
-    :class:`~stabilitylab.probes.places.sites.Site`.
+    :class:`~stabilitylab.probes.places.sites.Site`. ``layer_of``: the stack of which the module is a layer, "" if it is
+    none.
     """
 
     def __init__(
@@ -60,8 +73,10 @@ class Hook(Copied):
         gradient_of: frozenset[str],
         streams: tuple[str, ...] = (),
         is_tap: bool = False,
+        layer_of: str = "",
     ) -> None:
         self.visitor: Visitor | None = visitor
+        self.layer_of = layer_of
         self.shown, self.is_tap = shown_by(module), is_tap
         self.module, self.wanted, self.streams = module, wanted, streams
         self.model = unwrapped(visitor.model)
@@ -125,15 +140,26 @@ class Hook(Copied):
     def note(self, args: Any, kwargs: Any) -> None:
         """Note the tensor that enters the module, and how often it was written to."""
         try:
-            self.entered = _written(hidden_state(args, kwargs))
+            self.entered = _written(self.chosen(args, kwargs))
         except Exception:  # of the caller's classes: this is told when the module returns
             self.entered = (0, 0)
 
+    def chosen(self, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """Return the hidden state that enters the module."""
+        if not self.layer_of or self.visitor is None:
+            return hidden_state(args, kwargs)
+        before = self.visitor.returned.get(self.layer_of)
+        return entering_layer(args, kwargs, None if before is None else before())
+
     def wrote_into(self, entering: Value | Parts) -> bool:
         """Return True if the module that returns now has written into what entered it."""
-        tensor, version = self.entered
+        wrote = self.has_written(entering)
         self.entered = (0, 0)
-        now = _written(entering)
+        return wrote
+
+    def has_written(self, value: Value | Parts) -> bool:
+        """Return True if this is what entered the module, and something has written into it since."""
+        (tensor, version), now = self.entered, _written(value)
         return tensor != 0 and tensor == now[0] and version != now[1]
 
     def detach(self) -> None:
@@ -346,7 +372,17 @@ def _values(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> tu
         return left if entering is output else parts_of(entering, hook.shown), left
     if hook.streams:
         return taken_up(args, kwargs, hook.streams), summed(output)
-    return hidden_state(args, kwargs), tensor_of(output)
+    entering, leaving = hook.chosen(args, kwargs), tensor_of(output)
+    if not hook.layer_of or hook.visitor is None:
+        return entering, leaving
+    is_sure = leaving is output
+    if not is_sure and not hook.has_written(leaving):
+        entering, leaving, is_sure = through_layer(args, kwargs, output, entering)
+    if is_sure and leaving is not None:
+        hook.visitor.returned[hook.layer_of] = ref(leaving)
+    else:
+        hook.visitor.returned.pop(hook.layer_of, None)
+    return entering, leaving
 
 
 def _at_once(call: Callable[..., None], *args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import torch
 from torch import nn
@@ -77,6 +78,7 @@ class Pass:
         self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
         self._wrote = False  # the module that returns now has written into what entered it
+        self.returned: dict[str, ref[torch.Tensor]] = {}
         self.broken = 0  # forwards that raised, whose numbers were left out
 
     @property
@@ -307,7 +309,10 @@ class Pass:
             gradient_of = frozenset(take for on, take in places if on == "backward")
             sites = [board.sites[row] for board, row, _ in all_of_it]
             is_tap = all(site.is_tap or site.module is not module for site in sites)
-            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams, is_tap)
+            wanted_of = tuple(all_of_it)
+            yield Hook(
+                self, module, wanted_of, needs_input, needs_output, gradient_of, streams, is_tap, _layer_of(sites)
+            )
 
     def _enter(self, *given: Any) -> None:
         nested = self._inside and is_nested(self.model)
@@ -320,3 +325,13 @@ class Pass:
     def _leave(self, *given: Any) -> None:
         self._inside = False
         self._depth = max(self._depth - 1, 0)
+
+
+def _layer_of(sites: Sequence[Site]) -> str:
+    """Return the stack of which the module of these sites is a layer that is called as a whole, or the first module;
+    "" if it is neither."""
+    for site in sites:
+        is_layer = site.layer > 0 and not site.sublayer and site.whole
+        if is_layer or (site.layer == 0 and site.sublayer == "input" and site.take == "input"):
+            return site.stack
+    return ""

@@ -319,6 +319,70 @@ def hidden_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
     return None
 
 
+def tensors_in(value: Any, seen: dict[int, Any] | None = None) -> list[torch.Tensor]:
+    """Return all floating-point tensors in a module's input or output, depth first, each once. ``seen``: the objects
+    that were searched already."""
+    seen = {} if seen is None else seen
+    if id(value) in seen:
+        return []
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, (tuple, list)):
+        inner: Iterable[Any] = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif hasattr(type(value), "__dataclass_fields__"):
+        inner = [*getattr(value, "__dict__", {}).values(), *fields_of(value)]
+    else:
+        return []
+    return [tensor for item in inner for tensor in tensors_in(item, seen)]
+
+
+def entering_layer(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], before: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return the hidden state that enters a layer. ``before``: the hidden state that the layer before has returned. If
+    that same tensor is among the arguments and no keyword ``hidden_states`` decides, it is the one; else the rule of
+    :func:`hidden_state` holds."""
+    x = hidden_state(args, kwargs)
+    if before is None or x is before or kwargs.get("hidden_states") is not None:
+        return x
+    return before if any(each is before for each in tensors_in((args, kwargs))) else x
+
+
+def through_layer(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, x: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
+    """Return the hidden states that enter and leave a layer, and True if nothing else can have left it. ``x``: the
+    choice of :func:`entering_layer`.
+
+    The first floating-point tensor of the output is the hidden state, with two exceptions. A keyword ``hidden_states``
+    has chosen the input, the first tensor has the shape of another argument, and one tensor alone has the shape of
+    ``hidden_states``: that one leaves (blocks of Flux). The first tensor is an argument that the layer hands on, and
+    the only tensor that it does not hand on has the shape of one other argument: that one leaves, and this argument
+    enters in the place of the one that is handed on (blocks of PointTransformer).
+    """
+    y = tensor_of(output)
+    if y is None or y is output or len(outs := tensors_in(output)) < 2:
+        return x, y, True
+    ins = tensors_in((args, kwargs))
+    if (named := tensor_of(kwargs.get("hidden_states"))) is not None:
+        fitting = [out for out in outs if out.shape == named.shape]
+        others = [each.shape for each in ins if each is not named]
+        if len(fitting) == 1 and fitting[0] is not y and y.shape in others:
+            return x, fitting[0], True
+        return x, y, False
+    given, handed_on = {id(each) for each in ins}, {id(out) for out in outs}
+    if id(y) not in given:
+        return x, y, False
+    made = [out for out in outs if id(out) not in given]
+    fitting = [each for each in ins if id(each) not in handed_on and len(made) == 1 and each.shape == made[0].shape]
+    if len(fitting) != 1:
+        return x, y, False
+    return (fitting[0] if x is not None and id(x) in handed_on else x), made[0], True
+
+
 HEADER = ("kind", "stack", "layers", "count", "places", "module", "probes")
 
 
