@@ -63,6 +63,7 @@ class Probe:
     in_step: ClassVar[bool] = False  # on="step": True if it takes the sums of an optimizer's step (Parameters.in_step)
     in_one_process: ClassVar[bool] = False  # True if it is taken in a single process alone
     in_one_stage: ClassVar[bool] = False  # True if it is refused where a pipeline or share= splits the model
+    of_stream: ClassVar[bool] = False  # True if it reads what a layer returns as the residual stream
     by_name: ClassVar[bool] = False  # True if it is taken where its name is given, and not with "all"
     brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
     awake: bool = True  # True if the coming row is probed

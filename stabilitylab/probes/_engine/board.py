@@ -38,6 +38,7 @@ class Board:
         self.rules = {column: probe.columns[column] for column in columns}
         self.parts: dict[str, torch.Tensor] = {}
         self.ended = ""  # the reason why the table gets no more numbers
+        self._left_out: list[int] = []  # rows that get no numbers
         self._storage: dict[bool, torch.Tensor] = {}  # of its sums (True) and of its maxima
         self._waiting: dict[str, list[tuple[int, torch.Tensor, torch.Tensor | None]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
@@ -177,6 +178,7 @@ class Board:
             held |= self._columns_in(additive, buffer.clone())
         columns = [(rule, held[column]) for column, rule in self.rules.items()]
         seen = np.zeros_like(self._seen) if self._spoilt else self._seen.copy()
+        seen[self._left_out] = False
         share = RankShare("table", self.table.name, columns, seen, ended=bool(self.ended), copies=bool(self.sites))
         self.clear()
         return share
@@ -190,6 +192,11 @@ class Board:
     def recall(self, seen: np.ndarray) -> None:
         """Note that a replay has filled the columns for these cells."""
         self._seen |= seen
+
+    def leave_out(self, rows: Sequence[int], why: str) -> None:
+        """Leave these rows out from now on, with the numbers that they have in the row of the run that is open."""
+        self._left_out = [*self._left_out, *rows]
+        self.probe.missed |= {self.sites[row].name: why for row in rows}
 
     def end(self, why: str) -> None:
         """End the table for this reason: from now on it stays empty."""

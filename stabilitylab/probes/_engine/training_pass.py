@@ -19,6 +19,7 @@ from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, Value, in_backward
 from .masks import Masks
+from .outside import OutsideResiduals
 from .passes import Pass, Wanted
 from .watchable import compiled_modules
 
@@ -70,13 +71,15 @@ class TrainingPass(Pass):
 
     ``paused`` leaves out all that runs meanwhile. Where a gradient comes twice, by two backwards through one forward,
     ``twice`` says so of the row; with ``adding`` the gradients of each value are added up before they are measured.
-    ``backwards`` tells which backwards lead to the update, None: all; ``discarded`` counts the passes that did not.
+    ``residuals`` finds layers that return a branch. ``backwards`` tells which backwards lead to the update, None: all;
+    ``discarded`` counts the passes that did not.
 
     A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
     had no ordinary forward since ``start_row``: the sites that reentrant checkpointing first runs without gradients.
     """
 
     backwards: Backwards | None = None
+    residuals: OutsideResiduals | None = None
     paused = False
     adding = twice = False
     outside = False  # a module was called by the model in this row, and then by something else, which is left out
@@ -144,6 +147,8 @@ class TrainingPass(Pass):
         for compiled in self._compiled.values():
             self._keep_compiled(compiled)
         self._since += more and self._summed
+        if self.residuals is not None:
+            self.residuals.end(whole=not self._inside)
         super().end(more)
         self._summed, self._settled = self._summed or self._settled, False
         if more and self._recorded and self._clean is not None:
@@ -197,6 +202,10 @@ class TrainingPass(Pass):
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:
         super().visit(hook, entering, leaving, compiled)
+        looks = self.residuals is not None and self.residuals.looks and not compiled and not hook.streams
+        if looks and self.attached and self.trains():
+            assert self.residuals is not None
+            self.residuals.visit(hook.module, entering, leaving)
         if self.backwards is not None and self.backwards.looks and not compiled and self.attached and self.trains():
             if self._inside:
                 self._last = leaving

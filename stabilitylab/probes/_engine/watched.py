@@ -23,6 +23,7 @@ from .hooks import RootHook
 from .masks import Mask, Masks
 from .neutral_pass import Audit, NeutralPass
 from .options import WatchOptions
+from .outside import OUTSIDE, rows_of
 from .selection import boards_for, chosen, extended, find_sites, split_sites
 from .stages import agreed, check_for_stages
 from .tap_places import mentions
@@ -139,6 +140,13 @@ class Watched:
         if self._laid_out:
             self._tell(new)
         return new
+
+    def leave_out(self, stack: str) -> None:
+        """Leave out what tables of the residual stream have of the layers of a stack, since these return branches."""
+        layers = [site for site in self.sites.layers if site.stack == stack]
+        for board in self.boards:
+            if board.probe.of_stream and (rows := rows_of(board.sites, layers)):
+                board.leave_out(rows, OUTSIDE)
 
     def make_room(self) -> None:
         """Lay the numbers of all tables out anew, after places came."""

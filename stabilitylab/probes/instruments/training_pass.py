@@ -9,6 +9,7 @@ from ...errors import UsageError
 from .._engine.backwards import Backwards
 from .._engine.board import Board
 from .._engine.hooks import forget_compiled
+from .._engine.outside import OutsideResiduals
 from .._engine.row import RowRecord
 from .._engine.training_pass import TrainingPass
 from .._engine.watchable import SPLIT, compiled_modules, split_by_ddp
@@ -43,6 +44,7 @@ class TrainingRows(Instrument):
             self.passes.backwards = Backwards(lambda: parameters.originals, watched.ranks.alone, parameters.stepped)
             self.passes.backwards.on_reach = self.passes.reach
             self.passes.backwards.on_first.append(self.passes.forget_gradients)
+        self.passes.residuals = OutsideResiduals(watched.sites.layers, watched.leave_out)
         self.is_compiled = self._compiled()
         if self.is_compiled:
             self.passes.stay()

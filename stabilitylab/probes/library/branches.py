@@ -63,6 +63,7 @@ class LayerBranch(Probe):
     Cost: two variances of each layer in the reference pass.
     """
 
+    of_stream = True
     undefined = frozenset({"ratio"})  # where all entries of a token are alike
 
     def measure(self, site: Site, x: torch.Tensor | None, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

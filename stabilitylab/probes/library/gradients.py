@@ -67,6 +67,7 @@ class GradNorm(ParameterProbe):
 class ActivationGradNorm(Probe):
     """The gradient norm ||dE/dx_l||_F of the stream, over the whole (batch, tokens, width) tensor that enters the stack
     (layer 0) or leaves each sub-layer (or layer, where sub-layers are not known). Micro-batches add their squares.
+    Where layers return a branch that the model adds to the stream, it is the gradient of the branch.
     Admin, Fig. 3 (there relative to the largest)."""
 
     together = True

@@ -131,6 +131,7 @@ class HistogramsActivation(Probe):
     """
 
     by_name = True
+    of_stream = True
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return dict(zip(COLUMNS, counts(y, weight).unbind(), strict=True))

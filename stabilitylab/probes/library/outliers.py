@@ -40,6 +40,7 @@ class Outliers(Probe):
     Cost: about ten elementwise operators and a median of each layer's output, in the reference pass.
     """
 
+    of_stream = True
     undefined = frozenset({"max_over_rms", "max_over_median"})  # of a token that is all 0, or mostly
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

@@ -44,6 +44,7 @@ class Rank(Probe):
     """
 
     waits = True
+    of_stream = True
     undefined = frozenset(("token_cosine", "residual_rank_one", "effective_rank", "stable_rank"))  # of tokens all 0
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

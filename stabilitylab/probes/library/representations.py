@@ -30,6 +30,7 @@ class CosineSimilarity(Probe):
     the mean token is subtracted. BranchNorm, Fig. 8. For maps of convolutions the cosine is over channels, per pixel. A
     layer that changes the shape has no number."""
 
+    of_stream = True
     undefined = frozenset({"raw", "centred"})  # of a token that is all 0
 
     def measure(self, site: Site, x: torch.Tensor | None, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
@@ -72,6 +73,8 @@ class ModelUpdate(Probe):
     output at row t-1. ``parameters``: against F(x; theta_0, alpha_t), so by the parameters alone. ``schedule``: F(x;
     theta_0, alpha_t) against the start, so by a schedule of alpha alone. The columns do not add up. With a schedule, a
     copy of theta is kept for the run, and due rows take a second copy and one more forward. DeepNet, Fig. 4a."""
+
+    of_stream = True
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return y.detach().to(wide(y), copy=True)  # compared later: a stack may be reused or written to in place

@@ -31,6 +31,8 @@ class ResidualNorm(Probe):
     Cost: a norm and a variance per sub-layer, in each forward of a probed row.
     """
 
+    of_stream = True
+
     @property
     def together(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.keeps("variance")
@@ -50,6 +52,8 @@ class OutputNorm(Probe):
 
     Cost: one norm per stack in the reference pass.
     """
+
+    of_stream = True
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
