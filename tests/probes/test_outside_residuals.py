@@ -100,12 +100,14 @@ INSIDE = {
 }
 
 
-def trained(net: Net, watched: bool, probes: str = PROBES) -> tuple[ListSink, Watcher | None, list[Tensor]]:
+def trained(
+    net: Net, watched: bool, probes: str = PROBES, **more: Any
+) -> tuple[ListSink, Watcher | None, list[Tensor]]:
     """Train two updates; return what was recorded, and all losses and weights."""
     net, sink = net.double(), ListSink()
     given = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    options: dict[str, Any] = {"reference": lambda: net(given), "update_every": 1, "every": 1, "strict": True}
+    options: dict[str, Any] = {"reference": lambda: net(given), "update_every": 1, "every": 1, "strict": True, **more}
     watcher = Watcher(net, sink, probes=probes, **options) if watched else None
     torch.manual_seed(2)
     found = []
@@ -161,6 +163,17 @@ def test_the_gradient_of_a_branch_is_that_of_the_sum() -> None:
     true = [gradient.norm().item() for gradient in torch.autograd.grad(loss, net.stream)]
     found = sink.column(0, "activation_grad_norm", "value")
     assert [found[layer] for layer in sorted(LAYERS)] == pytest.approx(true, rel=1e-12)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_output_that_is_a_branch_has_a_row_if_the_caller_names_it(named: bool) -> None:
+    options = {"output_site": "layers.2"} if named else {}
+    sink, watcher, _ = trained(
+        Net(OUTSIDE["x + layer(x)"]), watched=True, probes="output_norm,residual_norm", **options
+    )
+    assert watcher is not None
+    assert ("output_norm" in watcher.unseen) is not named
+    assert bool(sink.absent(0, "output_norm")) is not named
 
 
 def test_frozen_layers_prove_nothing() -> None:

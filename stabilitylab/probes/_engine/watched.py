@@ -142,10 +142,14 @@ class Watched:
         return new
 
     def leave_out(self, stack: str) -> None:
-        """Leave out what tables of the residual stream have of the layers of a stack, since these return branches."""
+        """Leave out what tables of the residual stream have of the layers of a stack, since these return branches. An
+        output that the caller has named stays."""
         layers = [site for site in self.sites.layers if site.stack == stack]
+        own, _ = split_sites(self.options.sites)
+        named = self.sites.outputs if self.options.output_site is not None or "outputs" in own else ()
         for board in self.boards:
-            if board.probe.of_stream and (rows := rows_of(board.sites, layers)):
+            if board.probe.of_stream:
+                rows = [row for row in rows_of(board.sites, layers) if board.sites[row] not in named]
                 board.leave_out(rows, OUTSIDE)
 
     def make_room(self) -> None:
