@@ -12,6 +12,7 @@ from probe_toys import ListSink
 from torch import Tensor, nn
 
 from stabilitylab.probes import Watcher
+from stabilitylab.probes._engine import outside
 
 STREAM = "residual_norm,histograms_activation,cosine_similarity,outliers,rank,layer_branch"
 PROBES = f"{STREAM},activation_grad_norm"
@@ -163,6 +164,35 @@ def test_the_gradient_of_a_branch_is_that_of_the_sum() -> None:
     true = [gradient.norm().item() for gradient in torch.autograd.grad(loss, net.stream)]
     found = sink.column(0, "activation_grad_norm", "value")
     assert [found[layer] for layer in sorted(LAYERS)] == pytest.approx(true, rel=1e-12)
+
+
+class Own(torch.autograd.Function):
+    """An operator of somebody's own, which hands its input on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def test_operators_of_the_callers_own_are_walked_past() -> None:
+    own = walk(lambda net, index, layer, x, first: Own.apply(x + layer(x)))
+    sink, _, _ = trained(Net(own), watched=True, probes="residual_norm")
+    assert sink.absent(0, "residual_norm") == LAYERS
+
+
+def test_a_graph_that_cannot_be_read_ends_the_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(node: Any) -> set[Any]:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(outside, "handed_on", fail)
+    sink, watcher, _ = trained(Net(OUTSIDE["x + layer(x)"]), watched=True, probes="residual_norm")
+    assert watcher is not None
+    assert not watcher.unseen
+    assert not sink.absent(0, "residual_norm")
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,14 @@ class OutsideResiduals:
         return bool(self._places)
 
     def visit(self, module: nn.Module, entering: Any, leaving: Any) -> None:
-        """Note a call of a layer."""
+        """Note a call of a layer. If the graph cannot be read, the search ends, and training goes on."""
+        try:
+            self._visit(module, entering, leaving)
+        except Exception:
+            self._places.clear()
+            self._proofs.clear()
+
+    def _visit(self, module: nn.Module, entering: Any, leaving: Any) -> None:
         if (place := self._places.get(module)) is None:
             return
         stack, number = place
@@ -108,10 +116,10 @@ def rows_of(sites: Sequence[Site], layers: Iterable[Site]) -> list[int]:
 def is_added_outside(node: Any, output: Any, inputs: set[Any]) -> bool:
     """Return True if, between the node ``output`` and ``node``, which is behind it, an addition has these two terms:
     ``output`` and one of ``inputs``."""
-    first, seen, waiting = output._sequence_nr(), {output, *inputs}, [node]
+    seen, waiting = {output, *inputs}, deque([node])
     while waiting and len(seen) < LOOKED_AT:
-        node = waiting.pop()
-        if node in seen or node._sequence_nr() < first:
+        node = waiting.popleft()  # the nearest first
+        if node in seen:
             continue
         seen.add(node)
         terms = [term for term, _ in node.next_functions if term is not None]
@@ -120,7 +128,7 @@ def is_added_outside(node: Any, output: Any, inputs: set[Any]) -> bool:
             for one, other in (terms, terms[::-1]):
                 if other in inputs and (one in handed_on(output) if written else output in handed_on(one)):
                     return True
-        waiting += terms
+        waiting.extend(terms)
     return False
 
 
