@@ -145,7 +145,7 @@ def test_it_would_notice_what_nobody_puts_back(monkeypatch: pytest.MonkeyPatch) 
 def test_each_kind_of_difference_is_named(change: Any, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a reference writes it, and nothing is put back."""
     monkeypatch.setattr(StateSnapshot, "compare", lambda self: Found((), (), (), (), 0, (), None))
-    monkeypatch.setattr("stabilitylab.probes._engine.evaluation.random_states_kept", lambda model: nullcontext())
+    monkeypatch.setattr("stabilitylab.probes._engine.evaluation.random_states_kept", lambda *_: nullcontext())
     found = sl.verify_neutral(lambda: loop(Net(change)))
     assert (found.verdict, found.update) == ("not neutral", 1)
     assert found.tensor == named

@@ -35,11 +35,11 @@ def check_watchable(model: nn.Module) -> None:
         raise UsageError(f"{found} runs without hooks: watch the model as it is before torch.jit.")
     if any(isinstance(parameter, torch.nn.parameter.UninitializedParameter) for parameter in model.parameters()):
         raise UsageError("a lazy module has no parameters yet: run one batch through the model, then watch it.")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise UsageError("parameters on the meta device have no values: create them (to_empty), then watch the model.")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")
+    if devices == ["meta"]:
+        raise UsageError("parameters on the meta device have no values: create them (to_empty), then watch the model.")
 
 
 def as_tuple(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
