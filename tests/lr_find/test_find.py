@@ -60,6 +60,28 @@ def perceptrons(out: Path, **more) -> RateAnswer:
     return found
 
 
+def test_what_a_model_draws_when_it_is_evaluated_is_the_same_for_all_rates(tmp_path: Path) -> None:
+    """A diffusion model draws its noise there, too: differences of losses are then those of the weights alone."""
+
+    def noisy(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return quadratic_loss(model, batch) + torch.rand((), dtype=torch.float64)
+
+    model = Quadratic()
+    found = sl.lr_find(
+        model, ones(2), noisy, torch.optim.SGD(model.parameters(), 0.1), held_out=ones(2), out=tmp_path / "out",
+        horizon=40, warmup=0, seeds=(0,),
+    )  # fmt: skip
+    h = np.array([4.0, 1.0, 0.25])
+    noise = [
+        loss - 0.5 * float(h @ (1 - rate * h) ** (2 * rung))
+        for rung, losses in found.losses.items()
+        for rate, loss in losses.items()
+        if math.isfinite(loss)
+    ]
+    assert len(noise) > 4
+    assert noise == pytest.approx([noise[0]] * len(noise), abs=1e-9)
+
+
 @pytest.mark.slow
 def test_the_losses_and_the_stable_rates_of_gradient_descent(tmp_path: Path) -> None:
     found = descent(tmp_path / "out", horizon=300, seeds=(0,))
