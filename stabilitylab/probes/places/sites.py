@@ -285,18 +285,24 @@ def fields_of(value: Any) -> list[Any]:
     return [getattr(value, name, None) for name in getattr(type(value), "__dataclass_fields__", ())]
 
 
+def items_of(value: Any) -> Iterable[Any] | None:
+    """Return what a tuple, a list, a mapping or a dataclass holds, with attributes beside its fields; None for any
+    other object."""
+    if isinstance(value, (tuple, list)):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    if hasattr(type(value), "__dataclass_fields__"):
+        return [*getattr(value, "__dict__", {}).values(), *fields_of(value)]
+    return None
+
+
 def tensor_of(value: Any, seen: dict[int, Any] | None = None) -> torch.Tensor | None:
     """Return the hidden state in a module's input or output: the first floating-point tensor, depth first. ``seen``:
     the objects that were searched already, since an object may hold itself."""
     if isinstance(value, torch.Tensor):
         return value if value.is_floating_point() else None
-    if isinstance(value, (tuple, list)):
-        inner: Iterable[Any] = value
-    elif isinstance(value, Mapping):
-        inner = value.values()
-    elif hasattr(type(value), "__dataclass_fields__"):
-        inner = [*getattr(value, "__dict__", {}).values(), *fields_of(value)]
-    else:
+    if (inner := items_of(value)) is None:
         return None
     seen = {} if seen is None else seen
     if id(value) in seen:
@@ -328,15 +334,8 @@ def tensors_in(value: Any, seen: dict[int, Any] | None = None) -> list[torch.Ten
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() else []
-    if isinstance(value, (tuple, list)):
-        inner: Iterable[Any] = value
-    elif isinstance(value, Mapping):
-        inner = value.values()
-    elif hasattr(type(value), "__dataclass_fields__"):
-        inner = [*getattr(value, "__dict__", {}).values(), *fields_of(value)]
-    else:
-        return []
-    return [tensor for item in inner for tensor in tensors_in(item, seen)]
+    inner = items_of(value)
+    return [] if inner is None else [tensor for item in inner for tensor in tensors_in(item, seen)]
 
 
 def entering_layer(
