@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import page_blocks
 from own_rates import Answer, End, Ends, Study, chosen, difference, end_of_line
 from page_blocks import table
 from shared import rows_of
@@ -21,22 +23,63 @@ import matplotlib.pyplot as plt
 Titles = Mapping[str, tuple[str, str]]  # arm -> its name and colour
 
 
+@dataclass(frozen=True)
+class StudyPage:
+    """The pages of a study: README.md in its folder ``out``, and docs/decoders.md, whose blocks have its ``mark``.
+    ``beside``: the arm from which the losses of the others are taken off."""
+
+    study: Study
+    out: Path
+    titles: Titles
+    beside: str
+    mark: str
+    questions: Callable[[Ends], list[str]]
+    more: page_blocks.Blocks
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        return self.out / "README.md", self.out.parents[1] / "docs" / "decoders.md"
+
+    def renewed(self, text: str) -> str:
+        """A page with its blocks made anew."""
+        ends = ends_on_page(self.study, self.out)
+        blocks = {
+            "rates": lambda: rates(self.study, self.out, self.titles),
+            "losses": lambda: losses(self.study, ends, self.beside, self.titles),
+            "answers": lambda: self.questions(ends),
+            **self.more,
+        }
+        return page_blocks.renewed(page_blocks.renewed(text, blocks), blocks, self.mark)
+
+    def main(self, doc: str | None) -> int:
+        """Draw ``figures/trained.png``, and compare the pages with the ledgers, or write them with ``--write``."""
+        if ends := ends_on_page(self.study, self.out):
+            draw(self.study, ends, self.titles, self.out / "figures" / "trained.png")
+        return page_blocks.main(doc, self.paths, self.renewed)
+
+
 def ends_on_page(study: Study, out: Path) -> dict[tuple[str, int], dict[int, End]]:
-    """Return the ends of the judged runs: (arm, layers) -> seed -> end. Runs are known by what their lines say, which
-    needs no text; ``judge.py`` finds them by all of their settings."""
+    """Return the ends of the judged runs: (arm, layers) -> seed -> end."""
     found: dict[tuple[str, int], dict[int, End]] = {}
     lines = rows_of(out / "ledger.csv")
     if len({line["data"] for line in lines}) > 1:
         raise SystemExit(f"{out / 'ledger.csv'} has runs of several texts.")
     for (arm, layers), rate in chosen(out).items():
-        own = label_of(study, arm, layers)
-        for line in lines:
-            same = (line["label"], int(line["layers"]), float(line["lr"]), int(line["steps"])) == (
-                own, layers, rate, study.updates,
-            )  # fmt: skip
-            if same and int(line["seed"]) in study.seeds:
-                found.setdefault((arm, layers), {})[int(line["seed"])] = end_of_line(line)
+        for own, seed, line in runs_of(lines, study, arm, layers, study.updates):
+            if own == rate and seed in study.seeds:
+                found.setdefault((arm, layers), {})[seed] = end_of_line(line)
     return found
+
+
+def runs_of(
+    lines: Sequence[Mapping[str, str]], study: Study, arm: str, layers: int, updates: int
+) -> Iterator[tuple[float, int, Mapping[str, str]]]:
+    """Yield (rate, seed, line) of an arm's runs of so many updates. Runs are known by what their lines say, which needs
+    no text; ``judge.py`` finds them by all of their settings."""
+    wanted = label_of(study, arm, layers), layers, updates
+    for line in lines:
+        if (line["label"], int(line["layers"]), int(line["steps"])) == wanted:
+            yield float(line["lr"]), int(line["seed"]), line
 
 
 def label_of(study: Study, arm: str, layers: int) -> str:

@@ -25,7 +25,7 @@ PUBLISHED = {6: (1.861210, 0.379918), 12: (2.213364, 0.319472), 32: (2.828427, 0
 
 @pytest.fixture
 def study() -> Iterator[SimpleNamespace]:
-    names = ("protocol", "judge", "exact", "page", "make", "own_rates", "page_blocks")
+    names = ("protocol", "judge", "exact", "page", "make", "own_rates")
     with scripts_of("results/deepnorm-baseline", "results") as load:
         yield SimpleNamespace(**{name: load(name) for name in names})
 
@@ -108,11 +108,12 @@ def test_the_variance_in_front_of_a_norm_and_the_share_of_the_shortcut(study, ar
 
 
 def test_the_page_has_the_tables_that_its_files_make(study) -> None:
-    texts = [page.read_text(encoding="utf-8") for page in study.page.PAGES]
-    assert [*map(study.page.renewed, texts)] == texts
-    assert texts[0].count("<!-- results:") == len(study.page.BLOCKS) == 5
+    page = study.page.PAGE
+    texts = [path.read_text(encoding="utf-8") for path in page.paths]
+    assert [*map(page.renewed, texts)] == texts
+    assert texts[0].count("<!-- results:") == 5
     assert texts[1].count("<!-- baseline:") == 2
-    assert study.page.renewed(texts[1].replace("| 12 | Pre-LN |", "| 12 | pre-LN |")) == texts[1]
+    assert page.renewed(texts[1].replace("| 12 | Pre-LN |", "| 12 | pre-LN |")) == texts[1]
 
 
 @pytest.mark.slow
@@ -136,6 +137,7 @@ def test_the_inverted_gain_lets_gradients_grow_downwards_and_deepnets_does_not(s
     for arm in ("deepnorm", "inverted"):
         own = {(row["seed"], int(row["layer"])): float(row["gradient"]) for row in rows if row["arm"] == arm}
         ratio[arm] = [own[seed, 1] / own[seed, 32] for seed in ("3", "4", "5")]
+    assert np.exp(np.mean(np.log(ratio["inverted"]))) == pytest.approx(7000, rel=0.05), "the sentence of both pages"
     assert all(0.5 < value < 1.5 for value in ratio["deepnorm"])
     assert all(value > 100 for value in ratio["inverted"])
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parents[1] / "results" / "keel"
 @pytest.fixture
 def study() -> Iterator[SimpleNamespace]:
     with scripts_of("results/keel", "results") as load:
-        names = ("protocol", "judge", "make", "page", "own_rates", "page_blocks")
+        names = ("protocol", "judge", "make", "page", "own_rates", "own_rates_page")
         yield SimpleNamespace(**{name: load(name) for name in names})
 
 
@@ -90,24 +90,25 @@ def test_six_questions(study) -> None:
 
 
 def test_the_page_has_the_tables_that_its_ledgers_make(study) -> None:
-    texts = [page.read_text(encoding="utf-8") for page in study.page.PAGES]
-    assert [*map(study.page.renewed, texts)] == texts
-    assert texts[0].count("<!-- results:") == len(study.page.BLOCKS) == 4
+    page = study.page.PAGE
+    texts = [path.read_text(encoding="utf-8") for path in page.paths]
+    assert [*map(page.renewed, texts)] == texts
+    assert texts[0].count("<!-- results:") == 4
     assert texts[1].count("<!-- keel:") == 3
-    assert study.page.renewed(texts[1].replace("| 12 | KEEL |", "| 12 | Keel |")) == texts[1]
+    assert page.renewed(texts[1].replace("| 12 | KEEL |", "| 12 | Keel |")) == texts[1]
 
 
 def test_the_table_of_rates_takes_whole_runs_of_known_arms(study, tmp_path: Path, monkeypatch) -> None:
     """A run of a search that was stopped at its first rung, and one of another model, have no place in it."""
-    known = study.page.label_of(study.protocol.STUDY, "keel-no-inner", 12)
+    known = study.own_rates_page.label_of(study.protocol.STUDY, "keel-no-inner", 12)
     columns = ("label", "layers", "steps", "lr", "seed", "verdict")
     search = study.own_rates.Lines(tmp_path / "search.csv", columns)
     search.add((known, 12, 1000, 1e-3, 100, "trained"), (known, 12, 400, 1e-3, 101, "stuck"))
     search.add(("keel llama", 12, 1000, 1e-3, 100, "stuck"))
     deep = study.own_rates.Lines(tmp_path / "deep.csv", columns)
-    deep.add((study.page.label_of(study.protocol.STUDY, "branchnorm", 200), 200, 300, 3e-4, 3, "diverged"))
+    deep.add((study.own_rates_page.label_of(study.protocol.STUDY, "branchnorm", 200), 200, 300, 3e-4, 3, "diverged"))
     monkeypatch.setattr(study.page, "HERE", tmp_path)
-    told = [(one.arm, one.layers, one.updates, one.rate, one.seed, one.verdict) for one in study.page.trials()]
+    told = [(one.arm, one.layers, one.updates, one.rate, one.seed, one.verdict) for one in study.page.ends_by_rate()]
     assert told == [
         ("KEEL, no inner norm", 12, 1000, 1e-3, 100, "trained"),
         ("BranchNorm", 200, 300, 3e-4, 3, "diverged"),

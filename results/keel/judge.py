@@ -16,7 +16,7 @@ of a model that knows only the frequencies of words.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -49,17 +49,20 @@ def largest_rate(own: Mapping[float, Mapping[int, End]]) -> str:
     return "none"
 
 
-def deep_table(ends: Deep) -> list[str]:
-    """Return the verdicts at 200 layers, a line an arm: of the seeds at each rate, and the largest rate of all
-    seeds."""
-    lines = []
+def deep_rows(ends: Deep) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each arm at 200 layers with the verdicts of the seeds at each rate, and the largest rate of all seeds."""
     for arm in DEEP_ARMS:
         own = {rate: ends.get((arm, rate), {}) for rate in DEEP_RATES}
-        cells = [
-            f"{rate:g}: {', '.join(end.verdict for _, end in sorted(found.items())) or 'open'}"
-            for rate, found in own.items()
-        ]
-        lines.append(f"{arm} at 200 layers: {'; '.join(cells)}; largest rate at which all train: {largest_rate(own)}")
+        verdicts = [", ".join(end.verdict for _, end in sorted(found.items())) or "open" for found in own.values()]
+        yield arm, verdicts, largest_rate(own)
+
+
+def deep_table(ends: Deep) -> list[str]:
+    """Return :func:`deep_rows`, a line an arm."""
+    lines = []
+    for arm, verdicts, largest in deep_rows(ends):
+        cells = "; ".join(f"{rate:g}: {told}" for rate, told in zip(DEEP_RATES, verdicts, strict=True))
+        lines.append(f"{arm} at 200 layers: {cells}; largest rate at which all train: {largest}")
     return lines
 
 

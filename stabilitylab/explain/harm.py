@@ -93,9 +93,8 @@ class Bench:
         return self.score()
 
     def score(self) -> float:
-        """Return the mean loss of the scored batches of all processes, in eval mode. A model that draws random numbers
-        there, too, draws the same ones for each score."""
-        with evaluation(self.loop.model, seed=0), torch.no_grad():
+        """Return the mean loss of the scored batches of all processes, in eval mode."""
+        with evaluation(self.loop.model), torch.no_grad():
             losses = [
                 float(loss_of(self.loop, restored(self.flight.batches[number], self.loop.device), self.loop.replica))
                 for number in self.window.scored

@@ -159,7 +159,7 @@ class RateRun:
             shown, loss = "smoothed_loss", float(np.mean(losses[-SMOOTHED:]))
         else:
             subject.enter(made.model, t)
-            with evaluation(made.model, seed=0):  # what a model draws in eval mode is the same for all trials
+            with evaluation(made.model):
                 losses = [float(one) for one in subject.held_out(made.model)]
             shown, loss = subject.measured, float(np.mean(losses))
         if not t:

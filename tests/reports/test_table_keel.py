@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from stabilitylab.experiments import SWEEPS, Recipe
 from stabilitylab.reports import FIGURES, MissingRuns, figures
 from stabilitylab.reports.base import DIVERGED, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.table.keel import KeelTable, RateTrial, largest_rate, own_names
+from stabilitylab.reports.figures.table.keel import KeelTable, RateEnd, largest_rate, own_names
+from stabilitylab.reports.figures.table.keel import drawn as drawn_of
 
 assert figures
 RATES = (1e-3, 4e-3, 1.6e-2)
@@ -50,7 +52,7 @@ def test_cells_have_the_share_of_seeds_that_train_and_the_other_verdicts() -> No
     assert rows == {
         "KEEL": ["2/2", "2/2", "2/2"],
         "DeepNorm": ["2/2", "1/2\n1 stuck", "0/2\n2 diverged"],
-        "KEEL inner=False": ["0/2\n1 descending\n1 unclear", "2/2", "0/2\n1 descending\n1 unclear"],
+        "KEEL inner=False": ["0/2\n1 descending\n1 cannot tell", "2/2", "0/2\n1 descending\n1 cannot tell"],
     }
     of = list(deep.map.y_names).index("DeepNorm")
     assert deep.map.z[of].tolist() == [1.0, 0.5, 0.0]
@@ -71,9 +73,16 @@ def test_the_largest_rate_of_all_seeds_is_told() -> None:
     }
 
 
+def test_a_name_with_a_comma_is_one_cell_of_the_table() -> None:
+    ends = [RateEnd("KEEL, no inner norm", 12, 300, rate, 3, "trained") for rate in RATES]
+    (line,) = csv.DictReader(drawn_of(ends, "three runs", "").extra["table.csv"].splitlines())
+    assert line["arm"] == "KEEL, no inner norm"
+    assert line["largest rate at which all seeds train"] == "0.016"
+
+
 def test_one_seed_that_does_not_train_takes_a_rate_away() -> None:
-    def at(rate: float, *verdicts: str) -> list[RateTrial]:
-        return [RateTrial("KEEL", 12, 300, rate, seed, verdict) for seed, verdict in enumerate(verdicts)]
+    def at(rate: float, *verdicts: str) -> list[RateEnd]:
+        return [RateEnd("KEEL", 12, 300, rate, seed, verdict) for seed, verdict in enumerate(verdicts)]
 
     assert largest_rate({1e-3: at(1e-3, "trained", "learning"), 4e-3: at(4e-3, "trained", "stuck")}) == 1e-3
     assert largest_rate({1e-3: at(1e-3, "cannot tell"), 4e-3: []}) is None

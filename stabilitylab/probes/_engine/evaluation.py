@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+DRAWN = 0  # the seed of what a model draws in an evaluation
+
 
 @contextmanager
 def random_states_kept(model: nn.Module | None = None, seed: int | None = None) -> Iterator[None]:
@@ -34,12 +36,16 @@ def random_states_kept(model: nn.Module | None = None, seed: int | None = None) 
 
 
 @contextmanager
-def evaluation(model: nn.Module, seed: int | None = None) -> Iterator[None]:
+def evaluation(model: nn.Module) -> Iterator[None]:
     """Run the block in eval mode without gradients, then restore each module's own training flag and the random states,
     also if the block itself calls ``model.train()``. Buffers that a forward itself changes in eval mode (a counter,
-    say) are not restored. ``seed``: what the block draws begins with it."""
+    say) are not restored.
+
+    A model that draws random numbers in eval mode, too (a masked autoencoder, a diffusion model), draws the same ones
+    in each evaluation, so that two evaluations differ by the weights alone.
+    """
     flags = [(module, module.training) for module in model.modules()]
-    with random_states_kept(model, seed), torch.no_grad():
+    with random_states_kept(model, DRAWN), torch.no_grad():
         try:
             for module, training in flags:
                 if training:

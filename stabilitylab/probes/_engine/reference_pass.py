@@ -22,13 +22,11 @@ from .passes import Pass, Wanted
 from .watchable import with_hooks
 
 log = logging.getLogger("stabilitylab")
-DRAWN = 0  # the seed of what a model draws in a held-out pass
 
 
 class ReferencePass(Pass):
     """The pass that runs the caller's ``reference`` in eval mode without gradients; flags and random states stay as
-    they were. A model that draws random numbers in eval mode, too (a masked autoencoder, a diffusion model), draws the
-    same ones in each pass, so that passes differ by what was trained alone; not where the pass is replayed on a GPU."""
+    they were. Where the pass is replayed on a GPU, a model that draws random numbers in eval mode draws new ones."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class ReferencePass(Pass):
         self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
-            with evaluation(self.model, DRAWN), with_hooks(), ExitStack() as around:
+            with evaluation(self.model), with_hooks(), ExitStack() as around:
                 around.enter_context(products([site for board in self.boards for site in board.sites]))
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))

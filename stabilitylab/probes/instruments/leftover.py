@@ -96,7 +96,7 @@ class LeftoverGradients(Instrument):
         groups = self._parameters.optimizers[number].param_groups
         self._keep([p for group in groups for p in group["params"]], moved=True)
         if number == 0:
-            self._keep(self._in_none(), moved=True, alone=True)
+            self._keep(self._without_optimizer(), moved=True, alone=True)
 
     def _keep(self, parameters: Sequence[torch.Tensor], *, moved: bool, alone: bool = False) -> None:
         """Keep the smallest of these parameters as witnesses."""
@@ -105,7 +105,7 @@ class LeftoverGradients(Instrument):
             if (gradient := p.grad) is not None:
                 self._witnesses.append(Witness(p, p._version, gradient, gradient._version, moved, alone))
 
-    def _in_none(self) -> list[torch.Tensor]:
+    def _without_optimizer(self) -> list[torch.Tensor]:
         """Return the parameters that no optimizer holds: ``optimizer.zero_grad()`` does not reach them. None where the
         optimizers hold other tensors than the model's own."""
         groups = [group for optimizer in self._parameters.optimizers for group in optimizer.param_groups]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +18,15 @@ from ...measures.comparison import counted, judged, left_out, states
 from ...measures.outcomes import mark
 from ...measures.provenance import provenance
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 FREE = ("train.lr", "train.steps", "train.warmup", *LAYERS)
 TRAINS = ("trained", "learning")  # the verdicts of a loss below the unigram baseline
-SHORT = {"ignores its source": "unread", "cannot tell": "unclear"}  # verdicts as they stand in a cell
 
 
 @dataclass(frozen=True)
-class RateTrial:
+class RateEnd:
     """The end of one run: the ``arm`` as it is drawn, decoder layers, planned updates, learning rate, seed, verdict."""
 
     arm: str
@@ -72,44 +75,38 @@ def _rates(runs: Runs) -> int:
     return len({run.settings["train.lr"] for run in runs})
 
 
-def _of(run: Record, name: str) -> RateTrial:
-    return RateTrial(name, run.layers[1], run.updates, float(run.settings["train.lr"]), run.seed, run.verdict)
+def _of(run: Record, name: str) -> RateEnd:
+    return RateEnd(name, run.layers[1], run.updates, float(run.settings["train.lr"]), run.seed, run.verdict)
 
 
-def drawn(trials: Sequence[RateTrial], described: str, told: str) -> Picture:
+def drawn(trials: Sequence[RateEnd], described: str, told: str) -> Picture:
     """Return the table: a panel for each depth and length of run. ``described``, ``told``: which runs they are, in the
     notes and as provenance."""
     places = sorted({(one.layers, one.updates) for one in trials})
     panels = [_panel([one for one in trials if (one.layers, one.updates) == place], place) for place in places]
     means = {"/": "2/3: two of three seeds train, below the loss of word frequencies"}
-    lines = [*rows(trials)]
-    extra = {"table.csv": "".join(f"{','.join(map(str, line))}\n" for line in (HEADER, *lines))}
     return Picture(
-        panels, _finding(trials, places[-1]), [f"Drawn: {described}."], columns=min(2, len(panels)), extra=extra,
-        provenance=told, key=" · ".join(signs(panels, means)),
+        panels, _finding(trials, places[-1]), [f"Drawn: {described}."], columns=min(2, len(panels)),
+        extra={"table.csv": table(trials).to_csv(index=False)}, provenance=told, key=" · ".join(signs(panels, means)),
     )  # fmt: skip
 
 
-HEADER = (
-    "layers",
-    "updates",
-    "arm",
-    "seeds",
-    "largest rate at which all seeds train",
-    "smallest rate at which one does not",
-)
+def table(trials: Iterable[RateEnd]) -> pd.DataFrame:
+    """Make a row for each arm at each depth: the largest rate at which all seeds train, the smallest at which one does
+    not."""
+    import pandas as pd  # here, as whoever lists the table's runs reads this module too
 
-
-def rows(trials: Iterable[RateTrial]) -> Iterator[tuple[object, ...]]:
-    """Yield a line for each arm at each depth, in the columns of :data:`HEADER`."""
+    rows = []
     for (layers, updates), arms in _by_place(trials).items():
         for arm, own in arms.items():
             failing = [rate for rate, ends in own.items() if not all(end.trains for end in ends)]
             seeds = counted([len(ends) for ends in own.values()])
-            yield layers, updates, arm, seeds, _number(largest_rate(own)), _number(min(failing, default=None))
+            rows.append((layers, updates, arm, seeds, _number(largest_rate(own)), _number(min(failing, default=None))))
+    ends = ("largest rate at which all seeds train", "smallest rate at which one does not")
+    return pd.DataFrame(rows, columns=["layers", "updates", "arm", "seeds", *ends])
 
 
-def largest_rate(ends: Mapping[float, Sequence[RateTrial]]) -> float | None:
+def largest_rate(ends: Mapping[float, Sequence[RateEnd]]) -> float | None:
     """Return the largest rate at which every run trains; None if there is none."""
     return max((rate for rate, own in ends.items() if own and all(one.trains for one in own)), default=None)
 
@@ -118,16 +115,16 @@ def _number(rate: float | None) -> str:
     return "none" if rate is None else f"{rate:g}"
 
 
-def _by_place(trials: Iterable[RateTrial]) -> dict[Place, dict[str, dict[float, list[RateTrial]]]]:
+def _by_place(trials: Iterable[RateEnd]) -> dict[Place, dict[str, dict[float, list[RateEnd]]]]:
     """Return place -> arm -> rate -> trials, arms in the order in which they come."""
-    found: dict[Place, dict[str, dict[float, list[RateTrial]]]] = {}
+    found: dict[Place, dict[str, dict[float, list[RateEnd]]]] = {}
     for one in sorted(trials, key=lambda one: (one.layers, one.updates)):
         arms = found.setdefault((one.layers, one.updates), {})
         arms.setdefault(one.arm, {}).setdefault(one.rate, []).append(one)
     return found
 
 
-def _panel(trials: Sequence[RateTrial], place: Place) -> Panel:
+def _panel(trials: Sequence[RateEnd], place: Place) -> Panel:
     layers, updates = place
     arms, rates = _by_place(trials)[place], sorted({one.rate for one in trials})
     cells = [[own.get(rate, []) for rate in rates] for own in arms.values()]
@@ -147,25 +144,25 @@ def _panel(trials: Sequence[RateTrial], place: Place) -> Panel:
     return Panel(f"{layers} layers, {updates:,} updates", "learning rate", "", map=heat)
 
 
-def _share(ends: Sequence[RateTrial]) -> float:
+def _share(ends: Sequence[RateEnd]) -> float:
     return sum(one.trains for one in ends) / len(ends) if ends else math.nan
 
 
-def _mark(ends: Sequence[RateTrial]) -> int:
+def _mark(ends: Sequence[RateEnd]) -> int:
     verdicts = [one.verdict for one in ends]
     return mark(verdicts.count("diverged"), verdicts.count("stuck"), len(ends))
 
 
-def _text(ends: Sequence[RateTrial]) -> str:
+def _text(ends: Sequence[RateEnd]) -> str:
     """Return the words of a cell: ``3/3``, or ``1/3`` above ``2 stuck``."""
     if not ends:
         return ""
     other = [one.verdict for one in ends if not one.trains]
-    lines = [f"{other.count(state)} {SHORT.get(state, state)}" for state in dict.fromkeys(other)]
+    lines = [f"{other.count(state)} {state}" for state in dict.fromkeys(other)]
     return "\n".join([f"{len(ends) - len(other)}/{len(ends)}", *lines])
 
 
-def _finding(trials: Sequence[RateTrial], deepest: Place) -> str:
+def _finding(trials: Sequence[RateEnd], deepest: Place) -> str:
     """Say the largest rate at which all seeds train, for each arm at the deepest place."""
     arms = _by_place(trials)[deepest]
     layers, updates = deepest
