@@ -53,7 +53,7 @@ class StudyPage:
 
     def main(self, doc: str | None) -> int:
         """Draw ``figures/trained.png``, and compare the pages with the ledgers, or write them with ``--write``."""
-        if ends := ends_on_page(self.study, self.out):
+        if ends := whole(self.study, ends_on_page(self.study, self.out)):
             draw(self.study, ends, self.titles, self.out / "figures" / "trained.png")
         return page_blocks.main(doc, self.paths, self.renewed)
 
@@ -69,6 +69,11 @@ def ends_on_page(study: Study, out: Path) -> dict[tuple[str, int], dict[int, End
             if own == rate and seed in study.seeds:
                 found.setdefault((arm, layers), {})[seed] = end_of_line(line)
     return found
+
+
+def whole(study: Study, ends: Ends) -> Ends:
+    """Return the arms of which all runs are in: nobody looks at a part of one before."""
+    return {place: found for place, found in ends.items() if len(found) == len(study.seeds)}
 
 
 def runs_of(
@@ -112,12 +117,12 @@ def _loss(value: float | None) -> str:
 
 def losses(study: Study, ends: Ends, beside: str, titles: Titles) -> list[str]:
     """The table of losses, each arm less ``beside`` by seed."""
-    lines = []
+    lines, known = [], whole(study, ends)
     for layers in study.layers:
         for arm in study.arms(layers):
             found = ends.get((arm, layers), {})
-            fine = [end.loss for end in found.values() if not end.failed]
-            other = difference(study, ends, arm, beside, layers) if arm != beside else None
+            fine = [end.loss for end in known.get((arm, layers), {}).values() if not end.failed]
+            other = difference(study, known, arm, beside, layers) if arm != beside else None
             apart = other.interval if other and other.losses[0] else None
             lines.append(
                 (
@@ -145,7 +150,7 @@ def answers(found: Sequence[Answer], seeds: int, titles: Titles) -> list[str]:
     lines = []
     for number, one in enumerate(found, 1):
         asked = f"P{number}: {titles[one.first][0]} - {titles[one.second][0]}, {one.layers} layers"
-        told = _told(one.interval, "{:+.3f}") if one.interval.n else ("", "")
+        told = _told(one.interval, "{:+.3f}") if one.interval.n and one.word != "open" else ("", "")
         lines.append((asked, *told, f"{one.interval.n} of {seeds}", f"{one.p:.2g}", one.word))
     return table(("question", "difference [nats/token]", "95 %", "seeds", "p (Holm)", "answer"), lines)
 
@@ -174,6 +179,7 @@ def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:
         axis.set_ylim(-0.6, len(arms) - 0.4)
         axis.set_title(f"{layers} layers, {study.updates:,} updates", fontsize=9)
         axis.set_xlabel("loss on the judged text [nats/token]", fontsize=8)
+        axis.tick_params(axis="x", labelsize=8)
         axis.grid(axis="x", alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -73,6 +73,16 @@ def test_the_table_of_losses(known, study, out) -> None:
         "| 2 | KEEL | 3 of 3 | 3 trained | 3.100 | [2.852, 3.348] |  |  |",
         "| 2 | DeepNorm | 3 of 3 | 2 trained, 1 stuck | 3.250 | [2.615, 3.885] | +0.200 | [+0.200, +0.200] |",
     ]
+    ends = known.own_rates_page.ends_on_page(study, out)
+    del ends["keel", 2][5]
+    partly = known.own_rates_page.losses(study, ends, "keel", TITLES)
+    assert partly[2:] == [
+        "| 2 | KEEL | 2 of 3 | 2 trained |  |  |  |  |",
+        "| 2 | DeepNorm | 3 of 3 | 2 trained, 1 stuck | 3.250 | [2.615, 3.885] |  |  |",
+    ]
+    found = known.own_rates.answered(study, ends, [("deepnorm", "keel", 2)])
+    (line,) = known.own_rates_page.answers(found, len(SEEDS), TITLES)[2:]
+    assert line == "| P1: DeepNorm - KEEL, 2 layers |  |  | 2 of 3 | 1 | open |"
     empty = known.own_rates_page.losses(study, {}, "keel", TITLES)
     assert empty[2] == "| 2 | KEEL | 0 of 3 |  |  |  |  |  |"
 
