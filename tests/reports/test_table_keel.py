@@ -61,13 +61,13 @@ def test_cells_have_the_share_of_seeds_that_train_and_the_other_verdicts() -> No
 
 def test_the_largest_rate_of_all_seeds_is_told() -> None:
     picture = drawn(every_run())
-    said = "largest rate at which all seeds train: DeepNorm 0.001, KEEL 0.016, KEEL inner=False 0.004 (2 seeds)."
-    assert picture.finding.endswith(said)
+    said = "largest rate at which all seeds train: DeepNorm 0.001, KEEL at least 0.016, KEEL inner=False 0.004"
+    assert picture.finding == f"36 layers, 160 updates: {said} (2 seeds)."
     lines = [line.split(",") for line in picture.extra["table.csv"].splitlines()]
     told = {(line[0], line[2]): line[3:] for line in lines[1:]}
     assert told == {
-        ("12", "KEEL"): ["one seed", "0.001", "none"],
-        ("36", "KEEL"): ["2 seeds", "0.016", "none"],
+        ("12", "KEEL"): ["one seed", "0.001", "none tried"],
+        ("36", "KEEL"): ["2 seeds", "0.016", "none tried"],
         ("36", "DeepNorm"): ["2 seeds", "0.001", "0.004"],
         ("36", "KEEL inner=False"): ["2 seeds", "0.004", "0.001"],
     }
@@ -75,7 +75,9 @@ def test_the_largest_rate_of_all_seeds_is_told() -> None:
 
 def test_a_name_with_a_comma_is_one_cell_of_the_table() -> None:
     ends = [RateEnd("KEEL, no inner norm", 12, 300, rate, 3, "trained") for rate in RATES]
-    (line,) = csv.DictReader(drawn_of(ends, "three runs", "").extra["table.csv"].splitlines())
+    picture = drawn_of(ends, "three runs", "")
+    assert picture.finding.startswith("Largest rate at which all seeds train: KEEL, no inner norm at least 0.016")
+    (line,) = csv.DictReader(picture.extra["table.csv"].splitlines())
     assert line["arm"] == "KEEL, no inner norm"
     assert line["largest rate at which all seeds train"] == "0.016"
 

@@ -49,8 +49,8 @@ class KeelTable(Figure):
     """The share of seeds that train, for each architecture as a decoder alone, over the learning rate, at each depth.
 
     A run trains if its verdict is "trained" or "learning": it ends more than .05 nats a token below the unigram
-    baseline. Under the share stand the verdicts of the other seeds. ``table.csv`` has the largest of the tried rates at
-    which all seeds train, and the smallest at which one of them does not.
+    baseline. Under the share stand the verdicts of the other seeds; a cell without runs is empty. ``table.csv`` has the
+    largest of the tried rates at which all seeds train, and the smallest at which one of them does not.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -86,7 +86,7 @@ def drawn(trials: Sequence[RateEnd], described: str, told: str) -> Picture:
     panels = [_panel([one for one in trials if (one.layers, one.updates) == place], place) for place in places]
     means = {"/": "2/3: two of three seeds train, below the loss of word frequencies"}
     return Picture(
-        panels, _finding(trials, places[-1]), [f"Drawn: {described}."], columns=min(2, len(panels)),
+        panels, _finding(trials, places), [f"Drawn: {described}."], columns=min(2, len(panels)),
         extra={"table.csv": table(trials).to_csv(index=False)}, provenance=told, key=" · ".join(signs(panels, means)),
     )  # fmt: skip
 
@@ -101,7 +101,9 @@ def table(trials: Iterable[RateEnd]) -> pd.DataFrame:
         for arm, own in arms.items():
             failing = [rate for rate, ends in own.items() if not all(end.trains for end in ends)]
             seeds = counted([len(ends) for ends in own.values()])
-            rows.append((layers, updates, arm, seeds, _number(largest_rate(own)), _number(min(failing, default=None))))
+            largest = largest_rate(own)
+            told = "none" if largest is None else f"{largest:g}"
+            rows.append((layers, updates, arm, seeds, told, f"{min(failing):g}" if failing else "none tried"))
     ends = ("largest rate at which all seeds train", "smallest rate at which one does not")
     return pd.DataFrame(rows, columns=["layers", "updates", "arm", "seeds", *ends])
 
@@ -111,8 +113,12 @@ def largest_rate(ends: Mapping[float, Sequence[RateEnd]]) -> float | None:
     return max((rate for rate, own in ends.items() if own and all(one.trains for one in own)), default=None)
 
 
-def _number(rate: float | None) -> str:
-    return "none" if rate is None else f"{rate:g}"
+def _largest(ends: Mapping[float, Sequence[RateEnd]]) -> str:
+    """Return :func:`largest_rate` in words: "at least" that rate if no higher one was tried."""
+    rate = largest_rate(ends)
+    if rate is None:
+        return "none"
+    return f"{'at least ' if rate == max(ends) else ''}{rate:g}"
 
 
 def _by_place(trials: Iterable[RateEnd]) -> dict[Place, dict[str, dict[float, list[RateEnd]]]]:
@@ -162,13 +168,14 @@ def _text(ends: Sequence[RateEnd]) -> str:
     return "\n".join([f"{len(ends) - len(other)}/{len(ends)}", *lines])
 
 
-def _finding(trials: Sequence[RateEnd], deepest: Place) -> str:
+def _finding(trials: Sequence[RateEnd], places: Sequence[Place]) -> str:
     """Say the largest rate at which all seeds train, for each arm at the deepest place."""
-    arms = _by_place(trials)[deepest]
-    layers, updates = deepest
-    said = ", ".join(f"{arm} {_number(largest_rate(own))}" for arm, own in arms.items())
+    layers, updates = places[-1]
+    arms = _by_place(trials)[places[-1]]
+    where = f"{layers} layers, {updates:,} updates: largest" if len(places) > 1 else "Largest"
+    said = ", ".join(f"{arm} {_largest(own)}" for arm, own in arms.items())
     seeds = counted([len(ends) for own in arms.values() for ends in own.values()])
-    return f"{layers} layers, {updates:,} updates: largest rate at which all seeds train: {said} ({seeds})."
+    return f"{where} rate at which all seeds train: {said} ({seeds})."
 
 
 ARMS = ("keel", "deepnorm", "branchnorm", "keel inner=False")
