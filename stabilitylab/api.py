@@ -159,7 +159,8 @@ class RunWatcher(Watcher):
             "audit": dict(self.audit),
             "not_neutral": [*self.not_neutral],
         }
-        if facts := {name: found for name, found in noticed.items() if found}:
+        known = {"places_unseen"} if self._checks.has_looked else set[str]()  # an earlier attempt may have named others
+        if facts := {name: found for name, found in noticed.items() if found or name in known}:
             self.run.record(**facts)
         if kind is None:
             self.run.set_status("finished", self.t)

@@ -21,6 +21,9 @@ def unmeasured(run: Run) -> dict[str, str]:
         found[name] = str(why)
     for name, places in unseen.items():
         named = [str(place) for place in places] if isinstance(places, (list, tuple)) else [str(places)]
+        named = [place for place in named if place not in _measured(run, name)]
+        if not named:
+            continue
         before = f"{found[name]}; " if name in found else ""
         found[name] = f"{before}no number at {listed(named, NAMED)}"
     for name, why in ended.items():
@@ -31,6 +34,14 @@ def unmeasured(run: Run) -> dict[str, str]:
             if len(absent) and absent.to_numpy().all():
                 found[name] = "all its cells are absent"
     return found
+
+
+def _measured(run: Run, name: str) -> set[str]:
+    """Return the places that have a number in some row, such as a layer that only the first row skipped."""
+    if name not in run.tables:
+        return set()
+    cells = run.cells(name)
+    return {row.site for row, absent in zip(cells.rows, cells.absent.T, strict=True) if not absent.all()}
 
 
 def _texts(given: object) -> Mapping[str, object]:

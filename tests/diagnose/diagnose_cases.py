@@ -40,7 +40,9 @@ class Layer(nn.Module):
 
 
 class Copier(nn.Module):
-    """Names the token that it sees; Post-LN or Pre-LN."""
+    """Names the token that it sees; Post-LN or Pre-LN. ``skipped``: layers (from 0) that the forward leaves out."""
+
+    skipped: frozenset[int] = frozenset()
 
     def __init__(self, layers: int = 4, pre: bool = False, seed: int = 0) -> None:
         super().__init__()
@@ -52,8 +54,9 @@ class Copier(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V)
         x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
+        for n, layer in enumerate(self.layers):
+            if n not in self.skipped:
+                x = layer(x)
         return self.head(self.norm(x))
 
 

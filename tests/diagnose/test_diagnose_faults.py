@@ -225,6 +225,59 @@ def test_layers_without_a_gradient_are_a_warning_where_they_were_to_be_trained(
     assert diagnosis.verdict == ("warning" if severity == "warning" else "open")
 
 
+SKIPS = {0: {1}, 3: {2}, 4: {2}, 5: {2}, 6: {1}, 9: {3}, 10: {3}, 11: {3}}  # step -> layers, as chance might draw them
+
+
+@pytest.mark.parametrize(
+    ("skips", "severity", "since"),
+    [
+        (SKIPS, "note", "from step 3 until 6"),
+        ({step: {2} for step in range(7, 12)}, "warning", "from step 7 on"),  # a fault: it is never called again
+    ],
+)
+def test_layers_that_the_forward_pass_skips_are_told_from_frozen_ones(
+    tmp_path: Path, skips: dict[int, set[int]], severity: str, since: str
+) -> None:
+    def skip(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        model.skipped = frozenset(skips.get(t, ()))
+
+    diagnosis = found(train(tmp_path / "run", fault=skip, steps=12))
+    events = [event for event in diagnosis.events if event.kind == "dead_layer"]
+    assert {event.severity for event in events} == {severity}
+    told = f"layer 3 of layers has no gradient, since the forward pass did not call it, {since}"
+    assert events[0].evidence == told
+
+
+def test_a_frozen_layer_that_is_skipped_in_some_rows_is_a_warning_to_the_end(tmp_path: Path) -> None:
+    def freeze(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        model.skipped = frozenset({LAYER - 1} if t in (2, 9) else ())
+        if t == 5:
+            model.layers[LAYER - 1].requires_grad_(False)
+
+    events = [e for e in found(train(tmp_path / "run", fault=freeze, steps=12)).events if e.kind == "dead_layer"]
+    assert [(event.severity, event.evidence) for event in events] == [
+        ("warning", f"layer {LAYER} of layers has no gradient (frozen, or unused) from step 5 on")
+    ]
+
+
+def test_a_layer_that_the_first_row_skips_leaves_the_list_of_places_without_a_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def skip(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        model.skipped = frozenset({1, 3} if t == 0 else {3})
+
+    path = train(tmp_path / "run", fault=skip, steps=4)
+    unseen = json.loads((path / "run.json").read_text())["places_unseen"]
+    assert unseen["ln_input"] == ["layers.3.norm1", "layers.3.norm2"]
+    assert unseen["activation_grad_norm"] == ["layers.3"]
+    said = next(text for text in caplog.messages if text.startswith("row 0: layers.1.norm1"))
+    assert "not called in the training pass of this row" in said
+    document = json.loads((path / "run.json").read_text())
+    document["places_unseen"] = {"ln_input": ["layers.1.norm1", "layers.3.norm1"]}  # as older versions have it
+    edit(path / "run.json", document)
+    assert "ln_input (no number at layers.3.norm1)" in found(path).paragraph
+
+
 def test_parameters_that_the_optimizer_does_not_have_are_found(tmp_path: Path) -> None:
     def forgotten(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
         if t == 0:

@@ -28,6 +28,7 @@ EXPLODED_SHARE = 0.1  # of the largest layer's gradient
 
 SOURCES = ("activation_grad_norm", "grad_norm")
 UNMEANT = ", though parameters there require one,"
+SKIPPED = "no gradient, since the forward pass did not call it,"
 WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dtype"
 
 
@@ -221,7 +222,8 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     reads={"grad_norm": "probe grad_norm", "update_ratio": "optimizer=optimizer, or probe update_ratio"},
     rule=(
         "Reads `grad_norm` and `update_ratio`: the number is absent or exactly 0, or there is a gradient and no "
-        "update. It is a note if nothing was to be trained from the start (`places_untrained` in `run.json`)"
+        "update. It is a note if nothing was to be trained from the start (`places_untrained` in `run.json`), and if "
+        "the forward pass skips layers in some rows and calls them again (stochastic depth)"
     ),
     remedy=(
         "Check that `requires_grad` of the layer is True, that the forward pass uses it, and that the optimizer has it."
@@ -234,6 +236,12 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.grid("grad_norm", "value")
     if grid is not None:
         missing = grid.absent & ~np.logical_and.reduce(grid.absent, axis=1)[:, None]
+        skipped = missing & _skipped(evidence, grid) if missing.any() else missing
+        missing = _carried(missing & ~skipped, skipped)
+        skipped = skipped & ~missing
+        by_chance = _skips_by_chance(grid, skipped)
+        yield from _still(grid, skipped & by_chance, SKIPPED, meant=True, at_any_row=True)
+        yield from _still(grid, skipped & ~by_chance, SKIPPED)
         for why, places in _why_missing(grid, missing, evidence.run.manifest.get("places_untrained")).items():
             yield from _still(grid, missing & places, f"no gradient{why}", meant=why != UNMEANT)
         zero = (grid.values == 0) & ~grid.absent
@@ -247,6 +255,44 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
         if len(common):
             known = replace(update, steps=common, values=update.values[mine], absent=update.absent[mine])
             yield from _still(known, still, f"a gradient but no update ({WHY_STILL})")
+
+
+def _skipped(evidence: Evidence, grid: Grid) -> np.ndarray:
+    """Mark the steps at which the forward pass did not call a layer: no table of the forward pass has a number of the
+    layer, and in other steps one has."""
+    found = np.zeros(grid.absent.shape, bool)
+    called: dict[tuple[str, int], np.ndarray] = {}
+    recorded = np.zeros(len(grid.steps), bool)
+    for name in evidence.run.tables:
+        other = evidence.grid(name) if evidence.run.table(name).phase == "forward" else None
+        if other is None:
+            continue
+        _, mine, theirs = np.intersect1d(grid.steps, other.steps, return_indices=True)
+        recorded[mine] |= ~np.logical_and.reduce(other.absent[theirs], axis=1)
+        for place, row in enumerate(other.rows):
+            if row.layer > 0:
+                own = called.setdefault((row.stack, row.layer), np.zeros(len(grid.steps), bool))
+                own[mine] |= ~other.absent[theirs, place]
+    for place, row in enumerate(grid.rows):
+        own = called.get((row.stack, row.layer))
+        if own is not None and own.any():
+            found[:, place] = recorded & ~own
+    return found
+
+
+def _carried(missing: np.ndarray, skipped: np.ndarray) -> np.ndarray:
+    """Return ``missing`` with the skipped rows that follow a missing gradient: a frozen layer stays frozen in them."""
+    carried = missing.copy()
+    for before, now, left_out in zip(carried[:-1], carried[1:], skipped[1:], strict=True):
+        now |= before & left_out
+    return carried
+
+
+def _skips_by_chance(grid: Grid, skipped: np.ndarray) -> np.ndarray:
+    """Mark the places of a stack of which a layer was skipped and called again, as stochastic depth does."""
+    again = np.logical_or.reduce(skipped[:-1] & ~grid.absent[1:], axis=0)
+    stacks = {row.stack for row, came in zip(grid.rows, again, strict=True) if came}
+    return np.array([row.stack in stacks for row in grid.rows], bool)
 
 
 def _why_missing(grid: Grid, missing: np.ndarray, untrained: object) -> dict[str, np.ndarray]:
@@ -277,8 +323,9 @@ def _underflow(grid: Grid) -> np.ndarray:
     return found
 
 
-def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Iterator[Event]:
-    """Yield one event for all places at which it begins in the same row. ``meant``: a note if it began with the run."""
+def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False, at_any_row: bool = False) -> Iterator[Event]:
+    """Yield one event for all places at which it begins in the same row. ``meant``: a note if it began with the run, or
+    ``at_any_row``."""
     waiting = holds.copy()
     while (found := lasting(waiting)) is not None:
         row, kept = found
@@ -286,7 +333,7 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
         from_start = row == 0
         end = until(holds[:, places[0]], row, grid.steps)
         passing = end is not None  # it came back: stochastic depth, or layers that thaw
-        severity: Severity = "note" if passing or (meant and from_start) else "warning"
+        severity: Severity = "note" if passing or (meant and (from_start or at_any_row)) else "warning"
         since = "from the start" if from_start else f"from step {grid.steps[row]}"
         since += f" until {end}" if passing else "" if from_start else " on"
         names = gathered(grid.rows, places.tolist())

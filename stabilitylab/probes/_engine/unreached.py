@@ -13,12 +13,12 @@ log = logging.getLogger("stabilitylab")
 NAMED = 6  # places that the log names; all of them stand in the run
 
 
-def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> dict[str, list[str]]:
-    """Return the places whose module was not called in a pass, by table. ``called``: (table, row) of places that
-    were."""
-    found: dict[str, list[str]] = {}
+def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> dict[str, dict[int, str]]:
+    """Return the places whose module was not called in a pass, by table and row. ``called``: (table, row) of places
+    that were."""
+    found: dict[str, dict[int, str]] = {}
     for board in boards:
-        missed = [site.name for row, site in enumerate(board.sites) if (board.table.name, row) not in called]
+        missed = {row: site.name for row, site in enumerate(board.sites) if (board.table.name, row) not in called}
         if missed:
             found[board.table.name] = missed
     return found
@@ -46,8 +46,8 @@ def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
     """Write one line to the log: the places, and the tables in which they have no number."""
     names = list(dict.fromkeys(name for missed in found.values() for name in missed))
     log.warning(
-        "row %d: %s %s not called in the %s pass, so %s no number of %s: name the places with sites= or output_site= "
-        "if others stand for them.",
+        "row %d: %s %s not called in the %s pass of this row, so %s no number of %s in it. If they are never called "
+        "and other modules take their place, name those with sites= or output_site=.",
         row,
         listed(names, NAMED),
         "were" if len(names) > 1 else "was",

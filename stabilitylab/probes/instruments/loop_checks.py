@@ -43,13 +43,15 @@ OUTSIDE = (
 class LoopChecks(Instrument):
     """Warnings about the loop. Each is given once, on the first rank alone, or on each stage of a pipeline.
 
-    ``unseen``: table -> places that no call of the first probed rows reached. ``warnings``: what was said of the loop.
+    ``unseen``: table -> places that have no number: no call reached them in the first probed row, or their number
+    cannot be measured. A place that is called later leaves the list. ``warnings``: what was said of the loop.
     ``early``: an optimizer stepped before the first row.
     """
 
     def __init__(self, training: TrainingRows) -> None:
         self._training = training
         self.unseen: dict[str, list[str]] = {}
+        self._uncalled: dict[str, dict[int, str]] = {}  # of ``unseen``, the places that may be called yet, by row
         self.warnings: list[str] = []
         self.early = False
         self._coming = 0  # the row whose forward comes next
@@ -57,6 +59,11 @@ class LoopChecks(Instrument):
         self._looked: set[str] = set()  # kinds of pass whose unreached places are known
         self._told: set[str] = set()  # kinds of warnings
         self._compiled_anew = self._sought_scaler = False
+
+    @property
+    def has_looked(self) -> bool:
+        """True once a probed row has shown which places are called."""
+        return bool(self._looked)
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -82,9 +89,9 @@ class LoopChecks(Instrument):
             return
         self._looked.add(which)
         if found := unseen(boards, called):
-            self._note(found)
+            self._note_uncalled(found)
             if self._watched.first:
-                say(row, which, found)
+                say(row, which, {table: list(places.values()) for table, places in found.items()})
         if without := missed(boards):
             self._note_missed(row, without)
 
@@ -92,7 +99,7 @@ class LoopChecks(Instrument):
         """Say once why no first batch was kept for the reference pass. ``boards``: the tables that wait for it."""
         if "no batch" in self._told or not boards:
             return
-        self._note(unseen(boards, {}))
+        self._note_uncalled(unseen(boards, {}))
         if self._training.passes.compiled:
             why = "the model runs inside a compiled function, where its arguments are not seen"
         elif self._training.passes.transformed:
@@ -113,6 +120,19 @@ class LoopChecks(Instrument):
         if kind not in self._told:
             self._told.add(kind)
             self._say(f"row {row}: {text.rstrip('.')}")
+
+    def row_read(self, row: RowRecord) -> None:
+        """Take the places that have a number in this row from the list of places without one."""
+        if not self._uncalled:
+            return
+        for table, cells in row.read()[1].items():
+            places = self._uncalled.get(table, {})
+            for number in [number for number in places if not cells.absent[number]]:
+                self.unseen[table].remove(places.pop(number))
+            if not places:
+                self._uncalled.pop(table, None)
+            if not self.unseen.get(table, True):
+                del self.unseen[table]
 
     def finish(self, row: RowRecord) -> None:
         if not row.step:
@@ -165,6 +185,11 @@ class LoopChecks(Instrument):
 
     def _note(self, found: Mapping[str, Sequence[str]]) -> None:
         self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in found.items()}
+
+    def _note_uncalled(self, found: Mapping[str, Mapping[int, str]]) -> None:
+        self._note({table: list(places.values()) for table, places in found.items()})
+        for table, places in found.items():
+            self._uncalled[table] = {**self._uncalled.get(table, {}), **places}
 
     def _note_missed(self, row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
         """Note modules that have no number, each with the reason."""
