@@ -3,6 +3,6 @@ torch."""
 
 from .change import LEDGER, Kind, LoopChange, counted, place_of
 from .find import changes_of
-from .state import written
+from .state import between, written
 
-__all__ = ["LEDGER", "Kind", "LoopChange", "changes_of", "counted", "place_of", "written"]
+__all__ = ["LEDGER", "Kind", "LoopChange", "between", "changes_of", "counted", "place_of", "written"]

@@ -60,14 +60,15 @@ def replaced_changes(facts: Sequence[Fact], resets: Collection[int]) -> Iterator
             continue
         whose = list(dict.fromkeys(name.partition(" of ")[2] for name in names))
         said = (
-            f"{counted(names, 'moment')} of {counted(whose, 'parameter')} {_were(names)} written or replaced between "
-            f"the updates {step - 1} and {step}, which no optimizer did: {listed(names)}"
+            f"{counted(names, 'moment')} of {counted(whose, 'parameter')} {_were(names)} written or replaced "
+            f"{between(step)}, which no optimizer did: {listed(names)}"
         )
         yield LoopChange("replaced", place_of(whose, 0), step, said, remedy=advice, title="optimizer state replaced")
 
 
 def write_changes(facts: Sequence[Fact], parameters: int, resets: Collection[int]) -> Iterator[LoopChange]:
-    """Yield writes to tensors between two updates: those of which digests differ, except at the steps ``resets``."""
+    """Yield writes to tensors between two steps of the optimizer: those of which digests differ, except at the steps
+    ``resets``."""
     by_step: dict[int, list[str]] = defaultdict(list)
     for fact in facts:
         if fact["kind"] == "write" and fact["before"] is not None and fact["step"] not in resets:
@@ -92,7 +93,7 @@ def counted_writes(facts: Sequence[Fact], parameters: int) -> Iterator[LoopChang
         yield _counted_write(names, steps[0], parameters, f"before {again}", accused=False)
     for step, names in found.items():
         if rare := [name for name in names if times[name] <= FEW]:
-            yield _counted_write(rare, step, parameters, f"between the updates {step - 1} and {step}", accused=True)
+            yield _counted_write(rare, step, parameters, between(step), accused=True)
 
 
 def _counted_write(names: Sequence[str], step: int, parameters: int, when: str, accused: bool) -> LoopChange:
@@ -101,9 +102,15 @@ def _counted_write(names: Sequence[str], step: int, parameters: int, when: str, 
     return replace(one, sentence=said, accused=accused, is_compared=False)
 
 
+def between(step: int) -> str:
+    """Return in words the time in which the ledger looks for writes: it looks as the optimizer begins its step."""
+    return f"between the optimizer's steps of the updates {step - 1} and {step}"
+
+
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> LoopChange:
-    """Return the change that tensors were written between update ``step`` - 1 and update ``step``."""
-    said = f"{counted(names, 'tensor')} changed between the updates {step - 1} and {step}, which no optimizer did: "
+    """Return the change that tensors were written between the optimizer's steps of the updates ``step`` - 1 and
+    ``step``."""
+    said = f"{counted(names, 'tensor')} changed {between(step)}, which no optimizer did: "
     told = listed(names)
     advice = f"Find the code that writes to {told} between two updates, such as `load_state_dict` or an initialisation."
     moments = all(" of " in name for name in names)

@@ -13,7 +13,7 @@ from ..changes import place_of
 from ..errors import listed
 from ..probes.places.naming import parameters_of
 from ..probes.state.bits import same_bits
-from .facts import fact_findings, written
+from .facts import dated, fact_findings, written
 from .findings import AuditFinding, first_of_each
 from .flight import Flight, RecordedUpdate
 from .relations import Relation, common, relations
@@ -68,6 +68,8 @@ class Auditor:
         self.flight, self.loop, self._most = flight, loop, most
         self.result = AuditResult()
         self._has_loss = True
+        self._start = 0  # of the segment that is replayed
+        self._when: dict[int, str] = {}  # step of a write that the ledger saw -> when it was, where the replay shows it
 
     @property
     def count(self) -> int:
@@ -93,6 +95,10 @@ class Auditor:
         with self.loop.kept():
             for segment in segments:
                 found += self._segment(*segment)
+        found = [
+            dated(one, self._when[one.step]) if one.kind == "state written" and one.step in self._when else one
+            for one in found
+        ]
         result.findings = first_of_each(_dated(_without_doubles(found)))
         if any(update.stepped is False for update in flight.updates.values()) and self.loop.scaler is None:
             result.unchecked.append("updates in which no optimizer stepped were replayed without a step")
@@ -115,6 +121,7 @@ class Auditor:
     def _segment(self, start: int, stop: int, snapshot: int | None) -> list[AuditFinding]:
         """Replay from a snapshot; ``snapshot``: the next one, which the replay must reach bit for bit."""
         replay, verified = UpdateReplay(self.flight, self.loop), start
+        self._start = start
         replay.begin(start)
         for update in self.flight.replayable(start):
             if update.step >= stop:
@@ -158,7 +165,8 @@ class Auditor:
         if one.declared_settings is not None and update.settings is not None:
             yield from self._schedule(step, update.settings, one.declared_settings)
         before = self._differing(full, one, "before")
-        if before and step > verified:
+        if before and (step > verified or self._writes(step, step)):
+            self._note_when(update, one)
             yield self._state(before, verified, step)
             return
         if (
@@ -180,7 +188,9 @@ class Auditor:
             yield self._handed(full, one, handed, step)
             return
         if after := self._differing(full, one, "after"):
-            yield self._update(full, one, after, step)
+            moments = [name for name in self._writes(step, step) if " of " in name]
+            told = self._told_write(step, step) if moments else None
+            yield told or self._update(full, one, after, step)
 
     def _differing(self, full: Mapping[str, Any], one: Replayed, what: str) -> list[int]:
         if what not in full or what not in one.full:
@@ -199,14 +209,36 @@ class Auditor:
             "unexplained", "the whole model", verified, said, "parameters before the step differ in all tensors"
         )
 
+    def _writes(self, first: int, last: int) -> dict[str, int]:
+        """Return the tensors that the ledger saw written before the optimizer's step of one of these updates, each with
+        that update."""
+        facts = [fact for fact in self.flight.heard if fact["kind"] == "write" and first <= fact["step"] <= last]
+        return {fact["name"]: fact["step"] for fact in reversed(facts)}
+
     def _told_write(self, verified: int, step: int) -> AuditFinding | None:
-        """Return the finding about tensors that the ledger saw written after update ``verified`` and up to ``step``;
-        None if it saw none."""
-        facts = [fact for fact in self.flight.heard if fact["kind"] == "write" and verified < fact["step"] <= step]
-        if not facts:
+        """Return the finding about tensors that the ledger saw written after the forward pass of update ``verified``
+        and up to ``step``; None if it saw none. A snapshot before ``verified`` may hold what was written there."""
+        found = self._writes(verified + (verified == self._start < step), step)
+        if not found:
             return None
-        names, total = [fact["name"] for fact in facts], len(self.flight.parameters)
-        return written(names, facts[0]["step"], total, "the ledger, and the replay parts there")
+        first = min(found.values())
+        names = [name for name, at in reversed(found.items()) if at == first]
+        if first == verified < step and self._has_loss and self.flight.updates[first].loss is not None:
+            self._set_when(first, f"after the forward pass of update {first} and before its optimizer step")
+        return written(names, first, len(self.flight.parameters), "the ledger, and the replay parts there")
+
+    def _note_when(self, update: RecordedUpdate, one: Replayed) -> None:
+        """Note that the write in this update came after a pass that is equal without it."""
+        if self._has_loss and not self._same_loss(update, one.loss):
+            return
+        if update.full and "gradient" in update.full and not self._differing(update.full, one, "gradient"):
+            when = f"in update {update.step}, after its backward pass and before its optimizer step"
+            self._set_when(update.step, when)
+
+    def _set_when(self, step: int, when: str) -> None:
+        """Note when parameters were written; passes do not show when moments were."""
+        if not any(" of " in name for name in self._writes(step, step)):
+            self._when[step] = when
 
     def _loss(self, update: RecordedUpdate, one: Replayed, verified: int) -> AuditFinding:
         step = update.step

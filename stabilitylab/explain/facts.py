@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from .. import changes
 from ..changes import LoopChange, changes_of
@@ -34,8 +35,14 @@ def fact_findings(flight: Flight) -> list[AuditFinding]:
 
 
 def written(names: Sequence[str], step: int, total: int, evidence: str) -> AuditFinding:
-    """Return the finding that tensors were written between update ``step`` - 1 and update ``step``."""
+    """Return the finding that tensors were written between the optimizer's steps of the updates ``step`` - 1 and
+    ``step``."""
     return _finding(changes.written(names, step, total, evidence))
+
+
+def dated(one: AuditFinding, when: str) -> AuditFinding:
+    """Return a finding of :func:`written` whose sentence says more exactly when the tensors were written."""
+    return replace(one, sentence=one.sentence.replace(changes.between(one.step), when))
 
 
 def _with_values(one: AuditFinding, flight: Flight) -> AuditFinding:

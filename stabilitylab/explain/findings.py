@@ -20,7 +20,7 @@ REMEDIES: dict[Kind, str] = {
     "frozen": "call requires_grad_(True) on it, or leave it out of the optimizer on purpose",
     "mode": "call model.train() after each evaluation",
     "attribute": "look at what sets it during training",
-    "state written": "find the code that writes to it between two updates",
+    "state written": "find the code that writes to it between two steps of the optimizer",
     "forward": "look for a hook, a patch or another kernel in this module",
     "loss": "give loss_fn as the loop computes the loss, and w.batch() the batch as the loss sees it",
     "gradients added": "call optimizer.zero_grad() in each update, or declare accumulate=",

@@ -70,6 +70,48 @@ def test_a_planted_fault_is_named(kind: type[Loop], found: str, place: str, step
     assert {kind for kind, _ in kinds} <= {found}, [str(one) for one in result.findings]
 
 
+@pytest.mark.parametrize(
+    ("at", "when"),
+    [
+        (24, "in update 24, after its backward pass and before its optimizer step"),  # with a snapshot and sketches
+        (20, "in update 20, after its backward pass and before its optimizer step"),  # with sketches
+        (22, "after the forward pass of update 22 and before its optimizer step"),  # its loss alone is recorded
+    ],
+)
+def test_a_write_behind_the_backward_is_one_finding_that_says_when(at: int, when: str, tmp_path: Path) -> None:
+    class WrittenLate(Loop):
+        def gradients(self, t: int) -> None:
+            if t == at:
+                self.model.blocks[0].out.weight.detach().mul_(30)
+
+    (one,) = audited(WrittenLate, tmp_path).findings
+    assert (one.kind, one.place, one.step) == ("state written", "blocks.0.out.weight", at)
+    assert one.sentence.startswith(f"1 tensor changed {when}, which no optimizer did")
+
+
+@pytest.mark.parametrize("at", [24, 22])
+def test_a_write_before_the_forward_keeps_its_general_time(at: int, tmp_path: Path) -> None:
+    class WrittenEarly(Loop):
+        def between(self, t: int) -> None:
+            if t == at:
+                self.model.blocks[0].out.weight.detach().mul_(30)
+
+    (one,) = audited(WrittenEarly, tmp_path).findings
+    assert (one.kind, one.step) == ("state written", at)
+    assert f"between the optimizer's steps of the updates {at - 1} and {at}" in one.sentence
+
+
+def test_moments_that_are_written_before_the_step_are_one_finding(tmp_path: Path) -> None:
+    class WrittenMoments(Loop):
+        def handed(self, t: int) -> None:
+            if t == 24:
+                self.optimizer.state[self.model.blocks[0].out.weight]["exp_avg"].mul_(30)
+
+    (one,) = audited(WrittenMoments, tmp_path).findings
+    assert (one.kind, one.step) == ("state written", 24)
+    assert "between the optimizer's steps of the updates 23 and 24" in one.sentence
+
+
 def test_a_clipping_that_was_not_declared_is_said_and_not_accused(tmp_path: Path) -> None:
     result = audited(faults.HiddenClipping, tmp_path)
     assert [one.kind for one in result.findings if one.kind != "unexplained"] == ["clipping"]

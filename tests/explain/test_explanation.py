@@ -64,7 +64,7 @@ def test_a_nan_that_was_written_is_the_cause_though_all_updates_are_equal(tmp_pa
     assert found.audit.equal == found.audit.replayed > 20
     assert found.audit.between == [24], "the snapshot that the write came before"
     assert found.verdict == "cause", str(found)
-    assert "Cause: 1 tensor changed between the updates 23 and 24" in found.sentences[-1]
+    assert "Cause: 1 tensor changed between the optimizer's steps of the updates 23 and 24" in found.sentences[-1]
     assert "not finite afterwards: blocks.1.up.weight" in str(found)
     assert "the state before step 24 is not the one that they lead to" in str(found)
     assert f"replaying the {found.audit.replayed} recorded updates" in said[0]

@@ -63,7 +63,7 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
     explains=("update_jump",),
     rule=(
         "Parameters lose their state; the step count falls, or rises by more than one; more than 90 % of the "
-        "moments are zeros where less than half were before; or moments are written between two updates"
+        "moments are zeros where less than half were before; or moments are written between two steps of the optimizer"
     ),
     remedy="Keep the optimizer, or load its state from the same step as the weights, and warm `lr` up again.",
     names_cause=True,
@@ -100,8 +100,8 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Event]:
     role="setting",
     explains=("weight_jump", "update_jump", "ln_growth"),
     rule=(
-        "A parameter is written between two updates, by autograd's count, and no optimizer did it. It is a note if "
-        "it is written more than twice, as by an evaluation with averaged weights"
+        "A parameter is written between two steps of the optimizer, by autograd's count, and no optimizer did it. It "
+        "is a note if it is written more than twice, as by an evaluation with averaged weights"
     ),
     remedy="Find the code that writes to the weights between two updates, such as `load_state_dict`.",
     names_cause=True,
