@@ -64,6 +64,14 @@ def test_quantile_is_within_its_stated_error(numbers: list[float], q: float) -> 
     assert found == pytest.approx(np.quantile(values.numpy(), q, method="inverted_cdf"), rel=0.0222)
 
 
+def test_quantile_of_large_numbers_is_finite_and_within_an_octave() -> None:
+    ones = torch.ones(1, 4, dtype=torch.bool)
+    for number in (2.0**44, 3e13, 8.4e20, 1e38):
+        found = float(applied(Quantile(), torch.full((1, 4), number), ones))
+        assert number / 2**0.5 <= found <= number * 2**0.5 * (1 + 1e-6)
+    assert applied(Quantile(), torch.tensor([[1.0, 1.0, 2.0**43.99, torch.inf]]), ones) == torch.inf
+
+
 def test_quantile_of_zero_inf_nan_and_nothing() -> None:
     ones = torch.ones(1, 4, dtype=torch.bool)
     assert applied(Quantile(q=0.5), torch.zeros(1, 4), ones) == 0.0

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ...schema import EVERY_ROW, Cells
 from .first_place import Metrics, Phase, RowEvidence, Suspect
 
+OVERFLOW = ", or its entries are finite and their norm is above 1.8e19, where its square overflows float32"
+NORMS = ("ln_input", "residual_norm", "output_norm")
 Kept = tuple[int, Metrics, Mapping[str, Cells]]
 
 
@@ -59,8 +61,9 @@ def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Seque
     if before:
         sentences.append(f"The place before it was finite: {before}.")
     if place.kind == "activation" and place.phase == "forward":
+        too_large = place.table in NORMS and number == "infinite"
         sentences.append(
-            "All parameters were finite, so it arose in the computation between the two."
+            f"All parameters were finite, so it arose in the computation between the two{OVERFLOW * too_large}."
             if "theta" in evidence.pieces
             else "Whether a parameter was so already is recorded with optimizer= alone (probe update_ratio)."
         )

@@ -25,9 +25,11 @@ EPS = 0.01  # of a token's rms, under which an activation counts as off
 )
 class LNInput(Probe):
     """The size of each norm's input. ``value``: E_t ||x_t||_2, the mean over real tokens (in Post-LN, s x + alpha F
-    enters the norm). ``p99``: the 99th percentile of ||x_t||_2 over tokens. Models that name these parts have three
-    more columns: ``branch`` E ||F||, ``scaled_branch`` E ||alpha F|| (the branch as it is added) and ``shortcut`` E ||s
-    x||. DeepNet, Figs. 4b and 4c."""
+    enters the norm). ``p99``: the 99th percentile of ||x_t||_2 over tokens. It comes from a histogram and is off by up
+    to 2.2 % (up to 41 % above 2^44), so it can lie below ``value`` if the tokens are nearly equal. Models that name
+    these parts have three more columns: ``branch`` E ||F||, ``scaled_branch`` E ||alpha F|| (the branch as it is added)
+    and ``shortcut`` E ||s x||. A norm above 1.8e19 is inf, since its square overflows float32. DeepNet, Figs. 4b and
+    4c."""
 
     taps = TAPS
     together = True
