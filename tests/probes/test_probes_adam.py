@@ -123,6 +123,17 @@ def test_the_first_update_has_an_rms_of_one_and_a_jump_of_the_gradient_the_bound
     assert second["rms_t"] == pytest.approx(math.sqrt((1 - 0.999**2) / (1 - 0.999)), rel=1e-6)
 
 
+def test_the_first_update_has_the_root_of_the_share_of_entries_with_a_gradient() -> None:
+    table = nn.Embedding(8, 3)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-2)
+    sink = ListSink()
+    with Watcher(table, sink, probes="adam", every=1, optimizer=optimizer) as watcher:
+        table(torch.tensor([0, 5])).sum().backward()  # 2 of 8 rows
+        watcher.step()
+        optimizer.step()
+    assert [*sink.column(0, "adam", "rms_t").values()] == pytest.approx([0.5])
+
+
 def test_gradients_far_below_eps_stand_at_the_floor() -> None:
     model = nn.Linear(3, 2, bias=False)
     sink, optimizer = ListSink(), torch.optim.Adam(model.parameters(), eps=1e-8)

@@ -45,9 +45,11 @@ class RatioOfAny(Ratio):
 class AdamState(ParameterProbe):
     """The state of Adam in each row. ``rms_t``: sqrt(mean(g^2 / max(v, eps^2))) over the entries of a row. Here v is
     the bias-corrected second moment v_t / (1 - beta_2^t) right after this update, so g is already part of it; rms_t is
-    1 at the first update and at most 1/sqrt(1 - beta_2). ``update_rms``: the root mean square of m / (sqrt(v) + eps),
-    with m bias-corrected too, which is the update before the learning rate and without weight decay. ``eps_floor``: the
-    share of entries with sqrt(v) < 10 eps. Wortsman et al. 2023 (2304.13013: RMS_t of StableAdamW).
+    at most 1/sqrt(1 - beta_2). At the first update rms_t is 1 if every entry has a gradient above eps. Entries without
+    one, such as positions and tokens that are not used, make it smaller: it is then the root of the share of the other
+    entries. ``update_rms``: the root mean square of m / (sqrt(v) + eps), with m bias-corrected too, which is the update
+    before the learning rate and without weight decay. ``eps_floor``: the share of entries with sqrt(v) < 10 eps.
+    Wortsman et al. 2023 (2304.13013: RMS_t of StableAdamW).
 
     Look for an rms_t well above 1: v is then out of date, and the update is too large. The paper saw rms_t above 2.3 in
     the patch embedding 1 to 8 updates before a loss spike. Where eps_floor is near 1, the entries move by about m /

@@ -21,17 +21,18 @@ from ..rules import Max, Mean, Quantile
 )
 class Logits(Probe):
     """The size of the output logits over the vocabulary (V entries). ``log_z``: log Z, the logsumexp of a token's
-    logits, mean over real tokens. ``abs_log_z_p99``: the 99 % quantile of |log Z| over tokens, to within 2.2 %; it is
-    of the size, since a histogram on a log scale holds no signs. ``mean_logit``: the mean of the logits. ``max_abs``:
-    the largest absolute logit. Chowdhery et al. 2022 (PaLM's z-loss, 1e-4 log^2 Z); Wortsman et al. 2023 (2309.14322,
+    logits, mean over real tokens. ``abs_log_z_p99``: the 99 % quantile of |log Z| over tokens. It comes from a
+    histogram and is off by up to 2.2 %, so it can lie below the mean of tokens that are nearly equal. It is of the
+    size, since a histogram on a log scale holds no signs. ``mean_logit``: the mean of the logits. ``max_abs``: the
+    largest absolute logit. Chowdhery et al. 2022 (PaLM's z-loss, 1e-4 log^2 Z); Wortsman et al. 2023 (2309.14322,
     output logit divergence).
 
     Look for a log_z that moves further from 0 from row to row (it starts at about log V + var/2), or for a mean that
     drifts (to minus infinity, without z-loss or weight decay). The softmax does not change with such a drift, but bf16
     logits lose precision.
 
-    The numbers are exact and at full precision. They come from the reference pass and not from each training forward,
-    since the logits are the largest tensor of the model.
+    The other numbers are exact and at full precision. All come from the reference pass and not from each training
+    forward, since the logits are the largest tensor of the model.
 
     Cost: a logsumexp, a mean and a maximum over (tokens, V).
     """
