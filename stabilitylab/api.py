@@ -122,6 +122,14 @@ class RunWatcher(Watcher):
         alone = self._watched.ranks.alone and len(heads) == 1
         return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
+    def finish(self, **metrics: torch.Tensor | float | None) -> Mapping[str, float | None]:
+        row = super().finish(**metrics)
+        self._record_noticed()
+        self.run.set_status("finished", self.t)
+        return row
+
+    finish.__doc__ = Watcher.finish.__doc__
+
     def checkpoint(self) -> dict[str, Any]:
         """Return the state with which ``watch(..., resume=...)`` continues here.
 
@@ -140,7 +148,7 @@ class RunWatcher(Watcher):
             if kind is not None:
                 self.salvage()
             elif self._state == "open":
-                self.finish()
+                super().finish()  # the status comes below
         except BaseException as raised:
             kind, error = type(raised), raised
             raise
@@ -152,6 +160,20 @@ class RunWatcher(Watcher):
 
     def _conclude(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Record everything noticed up to the last row, and how the run ended."""
+        self._record_noticed()
+        if kind is None:
+            self.run.set_status("finished", self.t)
+        else:
+            # a generator around the loop that is closed has not failed
+            interrupted = issubclass(kind, (KeyboardInterrupt, GeneratorExit))
+            self.run.set_status(
+                "interrupted" if interrupted else "failed",
+                self.t,
+                f"{kind.__name__}: {error}" if str(error) else kind.__name__,
+            )
+        self.close()
+
+    def _record_noticed(self) -> None:
         noticed = {
             "places_unseen": dict(self.unseen),
             "loop_warnings": [*self.loop_warnings],
@@ -162,16 +184,6 @@ class RunWatcher(Watcher):
         known = {"places_unseen"} if self._checks.has_looked else set[str]()  # an earlier attempt may have named others
         if facts := {name: found for name, found in noticed.items() if found or name in known}:
             self.run.record(**facts)
-        if kind is None:
-            self.run.set_status("finished", self.t)
-        else:
-            interrupted = issubclass(kind, KeyboardInterrupt)
-            self.run.set_status(
-                "interrupted" if interrupted else "failed",
-                self.t,
-                f"{kind.__name__}: {error}" if str(error) else kind.__name__,
-            )
-        self.close()
 
 
 def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[str, str] | None = None) -> Sites:
@@ -217,7 +229,7 @@ def watch(
     loop.
 
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
-    ``optimizer.step``.
+    ``optimizer.step``. Without ``with``, call ``.finish()`` after the last update, and then ``.close()``.
 
     - ``every``: the distance between rows of the training pass, a number of updates or "log". ``update_every``: the
       same for the reference pass; by default that of ``every``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,32 @@ def test_an_error_in_the_loop_keeps_the_rows_and_says_why(tmp_path: Path) -> Non
     run = sl.Run.open(tmp_path / "run")
     assert (run.status.state, run.status.reason) == ("failed", "RuntimeError: the loop broke")
     assert list(run.metrics["step"]) == [0, 1, 2]
+
+
+def test_finish_without_with_ends_the_run_and_close_removes_the_hooks(tmp_path: Path) -> None:
+    model = fresh()
+    watcher = sl.watch(model, out=tmp_path / "run", every=1, reference=None)
+    loop(model, watcher, steps=3)
+    watcher.finish(valid_loss=0.5)
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, run.status.step, len(run.metrics)) == ("finished", 3, 4)
+    watcher.close()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert sl.Run.open(tmp_path / "run").status.state == "finished"
+
+
+def test_a_generator_around_the_loop_that_is_closed_is_interrupted(tmp_path: Path) -> None:
+    def losses() -> Iterator[float]:
+        model = fresh()
+        with sl.watch(model, out=tmp_path / "run", every=1) as watcher:
+            while True:
+                yield from loop(model, watcher, steps=1)
+
+    going = losses()
+    assert [next(going) for _ in range(2)]
+    going.close()
+    status = sl.Run.open(tmp_path / "run").status
+    assert (status.state, status.step, status.reason) == ("interrupted", 2, "GeneratorExit")
 
 
 def test_a_named_probe_without_a_site_raises_and_leaves_no_directory(tmp_path: Path) -> None:

@@ -315,7 +315,11 @@ class Watcher:
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
         """Send the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
         measured by then. Returns the metrics of row N; {} without a reference pass and without ``metrics``, since then
-        there is no row N."""
+        there is no row N.
+
+        A run of :func:`stabilitylab.watch` is then *finished*. The end of a ``with`` block calls ``finish`` and
+        :meth:`close`; without such a block, call both.
+        """
         self._check_open()
         self._send()
         self._state = "finished"
@@ -331,7 +335,10 @@ class Watcher:
         return self.last[1] if self.last else {}
 
     def close(self) -> None:
-        """Remove every hook and close the sink. Closing twice is allowed. In a forked child this does nothing."""
+        """Remove every hook and close the sink. Closing twice is allowed. In a forked child this does nothing.
+
+        A run of :func:`stabilitylab.watch` that is closed without :meth:`finish` keeps the status *running*.
+        """
         if self._state != "closed" and not self._is_fork():
             self._state = "closed"
             self._hooks.close()
