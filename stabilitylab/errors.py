@@ -9,6 +9,9 @@ from pathlib import Path
 __all__ = ["DamagedError", "DivergedError", "InputError", "ResourceError", "StabilityLabError", "UsageError"]
 
 
+CUT = " [...]"
+
+
 class StabilityLabError(Exception):
     """The base class of all errors that the command line prints as one sentence (exit code 1)."""
 
@@ -48,11 +51,15 @@ def in_words(error: Exception) -> str:
 
 
 def first_line(error: BaseException, most: int = 400, otherwise: str | None = None) -> str:
-    """Return the first line of an error's message that says something, cut at ``most`` characters; without one
-    ``otherwise``, which is the name of its class unless given."""
+    """Return the first line of an error's message that says something, of at most ``most`` characters: a longer one
+    ends with a whole word and "[...]". Without such a line return ``otherwise``, the name of its class unless given."""
     lines = (line.strip() for line in str(error).splitlines())
     nothing = type(error).__name__ if otherwise is None else otherwise
-    return next(filter(None, lines), nothing)[:most]
+    line = next(filter(None, lines), nothing)
+    if len(line) <= most:
+        return line
+    words = line[: max(0, most - len(CUT) + 1)].rpartition(" ")[0]
+    return f"{words}{CUT}" if words else line[:most]
 
 
 class UsageError(StabilityLabError):

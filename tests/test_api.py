@@ -171,6 +171,16 @@ def test_a_loop_without_step_is_told(reference: Any, tmp_path: Path, caplog: pyt
         assert said[0] in found.paragraph
 
 
+def test_an_optimizer_of_another_model_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = torch.optim.AdamW(fresh().parameters())
+    with sl.watch(fresh(), out=tmp_path / "run", every=1, optimizer=other) as watcher:
+        assert [text for text in caplog.messages if "no parameter of the model is in optimizer=" in text]
+        assert len(watcher.loop_warnings) == 1
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "own", optimizer=torch.optim.AdamW(model.head.parameters())) as watcher:
+        assert not watcher.loop_warnings, "some of its parameters are enough"
+
+
 def test_with_a_step_nothing_is_said_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = fresh()
     with sl.watch(model, out=tmp_path / "run", reference=None) as w:

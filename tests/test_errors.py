@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stabilitylab.errors import InputError, first_line
+from stabilitylab.errors import InputError, UsageError, first_line
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,14 @@ from stabilitylab.errors import InputError, first_line
 def test_the_first_line_that_says_something(error: Exception, said: str) -> None:
     assert first_line(error) == said
     assert first_line(error, 3) == said[:3]
+
+
+def test_a_long_line_ends_with_a_whole_word() -> None:
+    error = UsageError("leave out the probes that look at one of them")
+    assert first_line(error, 30) == "leave out the probes [...]"
+    assert first_line(error, 26) == "leave out the probes [...]"
+    assert first_line(error, 25) == "leave out the [...]"
+    assert first_line(error, 45) == str(error)
 
 
 def test_an_error_without_a_message_is_said_to_be_one() -> None:

@@ -436,8 +436,8 @@ class UpdateRecorder(Instrument):
         self._flight.start["memory"] = needed
         log.log(
             logging.WARNING if free is not None and needed > free / 2 else logging.INFO,
-            "recorder: up to %d snapshots of %.3g MB each with Adam (12 bytes a parameter), and %.3g MB of batches; "
-            "give a shorter keep= or a smaller cap= if that is too much.",
+            "recorder: up to %d snapshots of %.3g MB each with Adam (12 bytes a parameter), and as many batches as fit "
+            "into %.3g MB (cap=); give a shorter keep= or a smaller cap= if that is too much.",
             snapshots,
             12 * count / 1e6,
             self._given.cap / 1e6,

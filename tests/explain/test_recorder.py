@@ -182,6 +182,12 @@ def test_batches_yields_what_it_shows(tmp_path: Path) -> None:
         assert w.batch(3) == 3, "without a recorder a batch comes back as it is"
 
 
+def test_the_announced_size_of_batches_is_called_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "stabilitylab"):
+        train(Loop(), tmp_path / "run", 1, recorder())
+    assert any("as many batches as fit into 1.07e+03 MB (cap=)" in one for one in caplog.messages)
+
+
 def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = recorder(cap=20 * bytes_of(kept(batch(0))["content"]))
     with caplog.at_level(logging.WARNING, "stabilitylab"):

@@ -281,6 +281,7 @@ def test_places_may_be_chosen_by_kind() -> None:
     ("given", "sentence"),
     [
         ({"layers": "fist"}, "no module's full name matches 'fist' for layers; near it are first"),
+        ({"layers": "zzz"}, "no module's full name matches 'zzz' for layers: give a name of model.named_modules()."),
         (
             {"ln_inputs": "."},
             "'ln_inputs' is neither a kind (layers, norms, activations, outputs) nor a probe. Did",

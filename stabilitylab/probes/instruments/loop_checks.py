@@ -40,6 +40,12 @@ OUTSIDE = (
 )
 
 
+OTHERS = (
+    "no parameter of the model is in optimizer=, so that its updates are not recorded, or are those of another model: "
+    "give the optimizer that trains this model, if it holds no copies of its own"
+)
+
+
 class LoopChecks(Instrument):
     """Warnings about the loop. Each is given once, on the first rank alone, or on each stage of a pipeline.
 
@@ -68,6 +74,10 @@ class LoopChecks(Instrument):
     def open(self, watched: Watched) -> None:
         self._watched = watched
         self._note_missed(None, left_out(watched.sites, chosen(watched.options.probes)))
+        if watched.optimizers and not watched.ranks.late:
+            held = {id(one) for optimizer in watched.optimizers for g in optimizer.param_groups for one in g["params"]}
+            if not any(id(tensor) in held for tensor in watched.parameters.originals):
+                self._say(OTHERS)
 
     def before_forward(self, t: int) -> None:
         self._coming = t

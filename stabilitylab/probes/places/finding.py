@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
@@ -94,8 +94,7 @@ def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict
     whole = expression(pattern, f"sites: {kind}:", "one that full names of modules match")
     found = {path: module for path, module in modules.items() if path and whole.fullmatch(path)}
     if not found:
-        near = ", ".join(difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3)) or "none"
-        raise UsageError(f"sites: no module's full name matches {pattern!r} for {kind}; near it are {near}.")
+        raise UsageError(f"sites: no module's full name matches {pattern!r} for {kind}{_near(pattern, modules)}.")
     return found
 
 
@@ -246,9 +245,14 @@ def _named(given: str, model: nn.Module) -> str:
     every = named(model)
     known = {each.raw: each.path for each in every} | {each.path: each.path for each in every}
     if given not in known:
-        close = ", ".join(difflib.get_close_matches(given, known, n=3, cutoff=0.3)) or "none"
-        raise UsageError(f"output_site {given!r} is no module of the model; near it are {close}.")
+        raise UsageError(f"output_site {given!r} is no module of the model{_near(given, known)}.")
     return known[given]
+
+
+def _near(given: str, names: Iterable[str]) -> str:
+    """Return in words which names are like the given one, or where all of them are."""
+    close = difflib.get_close_matches(given, [name for name in names if name], n=3, cutoff=0.3)
+    return f"; near it are {', '.join(close)}" if close else ": give a name of model.named_modules()"
 
 
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
