@@ -603,3 +603,93 @@ def test_other_parameters_of_a_norm_leave_the_features_in_the_last_dimension(sha
     assert site.arranged(torch.zeros(2, 5, 6)).shape == (2, 5, 6)
     assert site.arranged(torch.zeros(2, 1, 6)).shape == (2, 1, 6)
     assert site.arranged(torch.zeros(2, 6, 6)).shape == (2, 6, 6)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Other(Mlp): ...
+
+
+class Staged(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mlp() for _ in range(2))
+
+
+class OfImages(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(6, 6, 1)
+
+
+class Holder(nn.Module):
+    """A model whose layers are the children ``names`` of itself, or of a ModuleDict ``home``."""
+
+    def __init__(self, names: str, home: str = "", *kinds: type[nn.Module]) -> None:
+        super().__init__()
+        layers = {name: kind() for name, kind in zip(names.split(), kinds or [Mlp] * 9, strict=False)}
+        if home:
+            self.add_module(home, nn.ModuleDict(layers))
+        for name, layer in {} if home else layers.items():
+            self.add_module(name, layer)
+        self.norm, self.called = nn.LayerNorm(6), [*layers.values()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.called:
+            x = layer(x)
+        return self.norm(x)
+
+
+@pytest.mark.parametrize(
+    ("names", "home", "stack", "numbers"),
+    [
+        ("layer1 layer2 layer3", "", "layers", [1, 2, 3]),
+        ("block_0 block_1", "", "layers", [1, 2]),
+        ("encoder_layer1 encoder_layer2", "", "encoder", [1, 2]),
+        ("layer_0 layer_1", "parts", "parts", [1, 2]),
+        ("b0 b1 b2", "blocks", "blocks", [1, 2, 3]),
+    ],
+)
+def test_layers_are_found_as_attributes_and_under_keys_with_a_number(
+    names: str, home: str, stack: str, numbers: list[int]
+) -> None:
+    model = Holder(names, home)
+    found = find_sites(model)
+    layers = [f"{home}.{name}".lstrip(".") for name in names.split()]
+    assert [(site.name, site.layer) for site in found.layers] == [*zip(layers, numbers, strict=True)]
+    assert [site.name for site in found.activations] == [f"{layer}.act" for layer in layers]
+    assert [site.name for site in found.outputs] == ["norm"]
+    assert {site.stack for site in found.layers} == {stack}
+    sink, x = ListSink(), torch.randn(2, 3, 6)
+    with Watcher(model, sink, every=1) as watcher:
+        model(x).sum().backward()
+        watcher.step()
+    inputs = sink.column(0, "ln_input", "value")
+    assert inputs[f"{layers[0]}.norm"] == pytest.approx(float(x.norm(dim=-1).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "home", "kinds"),
+    [
+        ("layer1", "", [Mlp]),  # one is no list
+        ("layer1 layer2", "", [Mlp, Other]),  # of two classes
+        ("head1 head2", "", [Mlp, Mlp]),
+        ("layer1 layer2", "", [OfImages, OfImages]),
+        ("layer_0 layer_1", "parts", [Mlp, Other]),
+        ("task_0 task_1", "heads", [Mlp, Mlp]),
+    ],
+)
+def test_other_children_are_no_layers(names: str, home: str, kinds: list[type[nn.Module]]) -> None:
+    assert not find_sites(Holder(names, home, *kinds)).layers
+
+
+def test_attributes_that_hold_lists_are_stages() -> None:
+    found = find_sites(Holder("layer1 layer2", "", Staged, Staged))
+    assert [site.name for site in found.layers] == [f"layer{n}.blocks.{m}" for n in (1, 2) for m in (0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from .routing import routing
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A list of layers; ``path`` names the list itself, ``home`` its parent ("" for the model).
+    """A list of layers; ``path`` names the list itself, ``home`` its parent ("" for the model). If the layers are
+    attributes of one module, ``path`` names the last of them.
 
     ``numbers``: the numbers of the layers, from 1. If the keys of the list are numbers, these count: a stage of a
     pipeline that holds layers 6 to 11 has the numbers 7 to 12.
@@ -106,12 +108,25 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
     """Return the outermost lists of layers; for a list of stages (ResNet, Swin) the lists inside each stage.
 
     A list of experts is no stack. A layer that stands in several lists belongs to the first one, under its first name.
+    Attributes ``layer1``, ``layer2``, ... of one module are a list, too.
     """
     paths = {each.module: each.path for each in named(model)}
     experts = {home for _, home in routing({path: module for module, path in paths.items()})}
     names: set[str] = set()
     walked: set[nn.Module] = set()
     taken: set[str] = set()
+
+    def holds_list(layer: nn.Module) -> bool:
+        inner = [module for module in layer.modules() if module in paths and paths[module] not in experts]
+        return any(_layers_of(paths[module], module) for module in inner)
+
+    def as_stack(full: str, stem: str, layers: Mapping[int, nn.Module]) -> LayerStack:
+        own = {paths[layer]: layer for layer in layers.values()}
+        taken.update(own)
+        name = stem.rpartition("_")[0] or full or "layers"
+        name = f"{full}.{stem}".lstrip(".") if name in names else name
+        names.add(name)
+        return LayerStack(name, [*own][-1], full, own, tuple(number + (0 in layers) for number in layers))
 
     def walk(module: nn.Module) -> Iterator[LayerStack]:
         if module in walked:
@@ -120,8 +135,11 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
         full = paths[module]
         chosen = [] if full in experts else _layers_of(full, module)
         if not chosen or all("stage" in type(unwrapped(child)).__name__.lower() for _, child in chosen):
+            for stem, layers in ({} if chosen or full in experts else _as_attributes(module)).items():
+                if not any(holds_list(layer) for layer in layers.values()):
+                    yield as_stack(full, stem, layers)
             for child in module._modules.values():
-                if child is not None:
+                if child is not None and paths[child] not in taken:
                     yield from walk(child)
             return
         layers = {paths[child]: (key, child) for key, child in chosen if not lies_in(paths[child], taken)}
@@ -142,11 +160,12 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the children of a list that are its layers.
 
     In a ModuleList, or in a ModuleDict whose keys are numbers, all children that are no leaf are layers (hybrids and
-    models with a cross-attention layer every few layers mix classes). In a Sequential the children of the most frequent
+    models with a cross-attention layer every few layers mix classes). Keys such as ``layer_0`` count as numbers if the
+    children have one class. In a Sequential the children of the most frequent
     class are layers, if there are two: it may begin and end with something else. A leaf that holds several matrices
     itself counts as no leaf. A single child is a layer if the name of the list says so.
     """
-    numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
+    numbered = isinstance(module, nn.ModuleDict) and _is_numbered(path, module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
     children = [
@@ -162,6 +181,39 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     last = path.rpartition(".")[2]
     alone = len(children) == 1 and last.rpartition("_")[2] in GENERIC
     return children if count > 1 or last in GENERIC or alone else []
+
+
+def _is_numbered(path: str, module: nn.ModuleDict) -> bool:
+    """Return True if the keys are numbers, or numbers behind one word that names layers; it may be any word in a dict
+    that is called "layers" or "blocks"."""
+    if not module or all(key.isdigit() for key in module):
+        return bool(module)
+    found = [re.fullmatch(r"(.*?)[_-]?\d+", key) for key in module]
+    stems = {match and match[1].lower() for match in found}
+    alike = len({type(unwrapped(child)) for child in module.values()}) == 1
+    named = path.rpartition(".")[2] in GENERIC or stems <= GENERIC
+    return len(module) > 1 and len(stems) == 1 and None not in stems and alike and named
+
+
+def _as_attributes(module: nn.Module) -> dict[str, dict[int, nn.Module]]:
+    """Return the children that are layers by their names (``layer1``, ``block_2``, ``encoder_layer3``), by the name
+    without its number: at least two, of one class that is no container. Blocks of convolutions are none."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+        return {}
+    found: dict[str, dict[int, nn.Module]] = {}
+    for key, child in module.named_children():
+        match = re.fullmatch(r"((?:\w+_)?(?:layer|block))_?(\d+)", key)
+        if match and not is_leaf(unwrapped(child)):
+            found.setdefault(match[1], {})[int(match[2])] = child
+    return {stem: dict(sorted(layers.items())) for stem, layers in found.items() if _are_layers([*layers.values()])}
+
+
+def _are_layers(children: Sequence[nn.Module]) -> bool:
+    kinds = {type(unwrapped(child)) for child in children}
+    containers = any(issubclass(kind, (nn.ModuleList, nn.Sequential, nn.ModuleDict)) for kind in kinds)
+    inner = [module for child in children for module in child.modules()]
+    of_images = any(isinstance(m, nn.modules.conv._ConvNd) and m.weight.dim() > 3 for m in inner)
+    return len(children) > 1 and len(kinds) == 1 and not containers and not of_images
 
 
 def _is_bare(module: nn.Module) -> bool:
