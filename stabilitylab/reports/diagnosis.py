@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from ..alarm.reading import recorded
 from ..diagnose.audited import audited
-from ..errors import UsageError
+from ..errors import UsageError, listed
 from ..histograms import TABLES as HISTOGRAMS
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record, Runs
@@ -19,11 +20,11 @@ from .measures.histograms import ridges
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
 from .run_grid import LayerGrid, lost_at, metric, read
-from .style import AMOUNTS, INK, PARTS
+from .style import AMOUNTS, INK, OUTPUTS
 
+SUBLAYER = "sub-layer"  # the axis of a map with several rows of a layer
 UPDATE = "model_update"  # has a panel of its own
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
-COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
 ALARMS = 3  # at most so many alarms of a run are marked
 NAMED = 20  # places of a table without layers that a note can still name
 RIDGED, CHOSEN = 2, 6  # places of a table of histograms that are drawn: by default, and at most if they were chosen
@@ -37,22 +38,32 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
     Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet, UsageError where no
     place of a histogram matches.
     """
-    lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns)]
-    panels = [panel for panel in (*lines, gradient_shares(record, columns)) if panel is not None and panel.series]
+    looks = OutputLooks()
+    lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns, looks)]
+    shares = gradient_shares(record, columns, looks.known)
+    looks.known |= {one.label: one.colour for one in ([] if shares is None else shares.series)}
+    panels = [panel for panel in (*lines, shares) if panel is not None and panel.series]
     pooled = 1
     notes = []
+    rows: dict[str, list[str]] = {}  # how rows are counted -> the panels in which they are
     for table in record.run.tables:
         grid = read(record, table) if table != UPDATE and table not in HISTOGRAMS else None
         if grid is None:
             continue
         if grid.outputs:
-            panels.append(_outputs(table, grid, columns))
+            panels.append(_outputs(table, grid, columns, looks))
             continue
-        panels += _maps(table, grid, columns)
+        drawn_maps = _maps(table, grid, columns)
+        panels += drawn_maps
+        for stack, panel in zip(dict.fromkeys(grid.stacks.tolist()), drawn_maps, strict=True):
+            if panel.y == SUBLAYER:
+                title = f"{_title(table)} ({stack})" if stack else _title(table)
+                rows.setdefault(_rows_of(grid, np.flatnonzero(grid.stacks == stack)), []).append(title)
         pooled = max(pooled, math.ceil(len(grid.steps) / columns))
         if not grid.layers.any() and len(grid.names) <= NAMED:
             called = ", ".join(f"{place} {name}" for place, name in enumerate(grid.names, 1))
             notes.append(f"Places of {table.replace('_', ' ')}: {called}.")
+    notes += [f"Rows of {', '.join(titles)}: {words}." for words, titles in rows.items()]
     kept = [table for table in HISTOGRAMS if table in record.run.tables]
     most = CHOSEN if places else RIDGED
     drawn = [one for table in kept for one in ridges(record, table, most=most, chosen=places)]
@@ -72,6 +83,20 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
     if checked := audited(record.run.manifest):
         notes.append(f"Checked at the first row: {'; '.join(checked)}.")
     return Picture(panels, finding(record), notes, columns=2, provenance=provenance(Runs([record])))
+
+
+class OutputLooks:
+    """Gives each output a colour of its own, the same in all panels. ``known``: name -> colour."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._own: list[str] = []  # names with a colour of OUTPUTS; from the fourth on they are dashed
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        if name not in self.known:
+            self.known[name] = OUTPUTS[len(self._own) % len(OUTPUTS)]
+            self._own.append(name)
+        return {"colour": self.known[name], "dash": "dashed" if name in self._own[len(OUTPUTS) :] else "solid"}
 
 
 def _line(record: Record, column: str, name: str, columns: int, **look: Any) -> Series | None:
@@ -115,31 +140,52 @@ def _gradient(record: Record, columns: int) -> Panel:
     return Panel("Gradient", "step", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
 
 
-def _update(record: Record, columns: int) -> Panel:
+def _update(record: Record, columns: int, looks: OutputLooks) -> Panel:
     """Draws ||F(theta_t) - F(theta_0)|| of each stack's output; two unrelated outputs of a norm are sqrt(2 d) apart."""
     lines = []
     if UPDATE in record.tables:
         data = record.frame(UPDATE, ["cumulative"])
         for site, own in data.groupby("site", observed=True, sort=False):
             x, y = thin(own["step"].to_numpy(), own["cumulative"].to_numpy(), columns)
-            colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
-            lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
+            lines.append(Series(str(site), x.tolist(), y.tolist(), marker="none", **looks(str(site))))
     marks = [Reference(math.sqrt(2 * record.width), "√(2d)")] if record.width else []
     return Panel("Model update", "step", "‖ΔF‖ since step 0, per token", lines, marks)
 
 
-def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
+def _outputs(table: str, grid: LayerGrid, columns: int, looks: OutputLooks) -> Panel:
     """Draw one line per output."""
     lines, marks = [], []
-    for name, stack, values in zip(
-        grid.names, grid.stacks.tolist(), np.where(grid.absent, np.nan, grid.values), strict=True
-    ):
+    for name, values in zip(grid.names, np.where(grid.absent, np.nan, grid.values), strict=True):
         x, y = thin(grid.steps, values, columns)
-        lines.append(Series(name, x.tolist(), y.tolist(), colour=COLOURS.get(stack, INK), dash="solid", marker="none"))
+        lines.append(Series(name, x.tolist(), y.tolist(), marker="none", **looks(name)))
     if grid.lost.any():
         marks.append(Reference(float(grid.steps[grid.lost.any(0)][0]), "not finite", vertical=True))
     usual = grid.values[np.isfinite(grid.values)]
     return Panel(_title(table), "step", grid.label, lines, marks, log_y=logarithmic(grid.log, usual))
+
+
+def _rows_of(grid: LayerGrid, rows: np.ndarray) -> str:
+    """Return in words which row of a map is which sub-layer or parameter."""
+    layers = [(layer, [*own]) for layer, own in groupby(rows.tolist(), lambda row: int(grid.layers[row]))]
+    parts = [_parts_of(grid, own) for _, own in layers]
+    if len({tuple(own) for own in parts}) == 1:
+        return f"{len(parts[0])} of each layer, from the lowest layer up: {listed(parts[0], NAMED)}"
+    ends = np.cumsum([len(own) for own in parts]).tolist()
+    starts = [end - len(own) + 1 for end, own in zip(ends, parts, strict=True)]
+    ranges = [
+        f"{start}{f' to {end}' if end > start else ''} in layer {layer}"
+        for start, end, (layer, _) in zip(starts, ends, layers, strict=True)
+    ]
+    return listed(ranges, NAMED)
+
+
+def _parts_of(grid: LayerGrid, rows: list[int]) -> list[str]:
+    """Return the sub-layers of the rows of a layer; if several rows have one, what follows it in their names too."""
+    parts = [grid.parts[row] for row in rows]
+    if len({*parts}) == len(parts):
+        return parts
+    sites = [grid.sites[row] for row in rows]
+    return [site[max(0, site.find(f".{part}.")) :].lstrip(".") for site, part in zip(sites, parts, strict=True)]
 
 
 def _title(table: str) -> str:
@@ -155,14 +201,16 @@ def logarithmic(log: bool | None, usual: np.ndarray) -> bool:
 
 
 def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
-    """Draws a panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
+    """Draws a panel for each stack: one row a layer, where the table has one row of each or its rows combine; else one
+    row a place."""
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
         marks = findings(grid.values[rows], grid.absent[rows], grid.missing[rows])
         x, z, finding = pool(grid.steps, grid.values[rows], marks, columns)
-        y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
-        axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
+        by_layer = grid.by_layer or bool(rows.any() and (np.diff(grid.layers[rows], prepend=0) > 0).all())
+        y = grid.layers[rows] if by_layer else np.arange(1, rows.sum() + 1)
+        axis = "layer" if by_layer else (SUBLAYER if grid.layers.any() else "place")
         log = logarithmic(grid.log, z[finding == 0])
         origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
         heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log, seeds=1, origin=origin)

@@ -156,11 +156,34 @@ def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
     if vertical:
         axes.axvline(value, **look)
         right = _across(axes, value) > 0.6  # then the words are on the left of the line, so that they stay in the axes
-        side = {"xytext": (-2, -7), "ha": "right"} if right else {"xytext": (2, -7)}
-        axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), **side, **words)
+        height, offset = _free(axes, value, label, right)
+        side = {"xytext": (-2, offset), "ha": "right"} if right else {"xytext": (2, offset)}
+        axes.annotate(label, (value, height), xycoords=("data", "axes fraction"), **side, **words)
     else:
         axes.axhline(value, **look)
         axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), ha="right", **words)
+
+
+def _free(axes: Axes, value: float, label: str, right: bool) -> tuple[float, float]:
+    """Return the place of the words beside a vertical line, as a share of the height and points from there: at the top,
+    unless a line of the panel runs there and none at the bottom or in the middle."""
+    size = axes.get_window_extent()
+    wide, high = LETTER * len(label) * axes.figure.dpi / size.width, 9 * axes.figure.dpi / 72 / size.height  # pyright: ignore
+    at = _across(axes, value)
+    left, end = (at - wide, at) if right else (at, at + wide)
+    crossed = []
+    for line in axes.get_lines():
+        points = np.column_stack([np.asarray(part, float) for part in line.get_data()])
+        if len(points) and line.get_transform() == axes.transData:
+            places = axes.transAxes.inverted().transform(axes.transData.transform(points))
+            places = places[np.isfinite(places).all(axis=1)]
+            if len(places):
+                inside = np.linspace(max(left, places[:, 0].min()), min(end, places[:, 0].max()), 20)
+                crossed += np.interp(inside, *places.T).tolist() if inside[0] <= inside[-1] else []
+    for height, offset, low in ((1.0, -7.0, 1 - high), (0.0, 3.0, 0.0), (0.5, -3.0, 0.5 - high / 2)):
+        if not any(low <= y <= low + high for y in crossed):
+            return height, offset
+    return 1.0, -7.0
 
 
 def _across(axes: Axes, x: float) -> float:

@@ -25,6 +25,7 @@ class LayerGrid:
     layers: np.ndarray
     names: list[str]
     parts: list[str]  # sub-layers, or what else a row is called beside its layer
+    sites: list[str]
     by_layer: bool
     column: str
     unit: str
@@ -61,10 +62,10 @@ def read(record: Record, table: str, *, by_layer: bool = True, column: str = "")
     own = [cells.rows[place] for place in rows]
     stacks, layers = np.array([row.stack for row in own], str), np.array([row.layer for row in own], np.int32)
     values, absent, missing = (part.T[rows] for part in (cells.values, cells.absent, cells.missing & ~cells.absent))
-    names, parts = [_name(row) for row in own], [row.sublayer for row in own]
+    names, parts, sites = [_name(row) for row in own], [row.sublayer for row in own], [row.site for row in own]
     main = column == definition.main  # unit and scale are those of the main column
     facts = (combined, column, definition.unit if main else "", definition.log if main else None)
-    return LayerGrid(cells.steps, values, absent, missing, stacks, layers, names, parts, *facts)
+    return LayerGrid(cells.steps, values, absent, missing, stacks, layers, names, parts, sites, *facts)
 
 
 def _name(row: Row) -> str:

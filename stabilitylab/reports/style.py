@@ -16,6 +16,8 @@ SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 # Colours of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9,
 # dark=.12, light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
 PARTS = ("#171c3d", "#492869", "#833477", "#b14c6c", "#c3745d", "#bea162")
+# Colours of the outputs of stacks, which stand in one legend with groups of parameters and with INK:
+OUTPUTS = ("#1b7f79", "#a5c85a", "#4aa3df")
 AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # greys for the values of one setting
 PALER = 0.55  # share of white in the markers of controls; hollow markers mean few seeds
 DASHES = ("solid", "dashed", "dotted", "dashdot")

@@ -97,6 +97,44 @@ def test_places_that_do_not_combine_have_rows_of_their_own(tmp_path: Path) -> No
     assert heat(found, "activation grad norm, encoder").z[:, 0].tolist() == [2, 3, 4, 5]  # without what enters
 
 
+def test_a_note_says_which_row_is_which_sublayer_or_parameter(tmp_path: Path) -> None:
+    even = [Row(f"h.{n}.{part}", "h", n + 1, part) for n in range(2) for part in ("attn", "mlp")]
+    of_parameters = [Row(f"h.{n}.attn.{name}", "h", n + 1, "attn") for n in range(2) for name in ("q.weight", "q.bias")]
+    uneven = [even[0], *even[2:]]
+    tables = {"update_ratio": even, "adam": even, "parameter_norm": of_parameters, "attention_heads": uneven}
+    made = {name: Made(rows, ("value",), lambda step, row: 1.0, STEPS, total="") for name, rows in tables.items()}
+    notes = diagnose(run(tmp_path, tables=made)).notes
+    assert "Rows of update ratio (h), adam (h): 2 of each layer, from the lowest layer up: attn, mlp." in notes
+    assert "Rows of parameter norm (h): 2 of each layer, from the lowest layer up: attn.q.weight, attn.q.bias." in notes
+    assert "Rows of attention heads (h): 1 in layer 1, 2 to 3 in layer 2." in notes
+
+
+def test_a_table_with_one_row_of_each_layer_is_a_map_of_layers(tmp_path: Path) -> None:
+    rows = [Row("h.input", "h", 0, "input"), *(Row(f"h.{n}", "h", n + 1, "") for n in range(3))]
+    table = Made(rows, ("value",), lambda step, row: 1.0, STEPS, total="")
+    found = panel(diagnose(run(tmp_path, tables={"activation_grad_norm": table})), "activation grad norm, h")
+    assert found.y == "layer"
+    assert found.map is not None
+    assert [*found.map.y] == [1, 2, 3]
+
+
+def test_each_name_of_the_legend_has_one_colour_and_each_colour_one_name(tmp_path: Path) -> None:
+    groups = tuple(Row(name, "h", n, name) for n, name in enumerate(["wte", "ln_f", "attn", "mlp"]))
+    outputs = tuple(Row(name, name, 0, "output") for name in ("ln_f", "lm_head"))
+    tables = [
+        Table("model_update", ("cumulative",), outputs[:1], "L2 norm", "", ""),
+        Table("grad_norm", ("value",), groups, "L2 norm", "", "norm"),
+        Table("logits", ("log_z",), outputs, "nats", "", ""),
+    ]
+
+    def cells(step: int, table: Table) -> Cells:
+        return Cells(np.arange(1.0, len(table.rows) + 1)[:, None], np.zeros(len(table.rows), bool))
+
+    picture = diagnose(watched(tmp_path, tables, cells, loss=0.5, held_out_nll=0.5))
+    looks = {(one.label, one.colour) for panel in picture.panels for one in panel.series}
+    assert len(looks) == len({label for label, _ in looks}) == len({colour for _, colour in looks}) >= 6
+
+
 def test_each_probe_shows_its_main_column(tmp_path: Path) -> None:
     tables = {
         "cosine_similarity": Made(layer_rows(2), ("centred", "raw"), lambda s, r: (0.1, 0.9), STEPS, "mean", "cosine"),

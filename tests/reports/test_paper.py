@@ -208,3 +208,12 @@ def test_the_words_at_a_vertical_line_stay_within_the_axes(log: bool, place: flo
     box, inside = words.get_window_extent(), axes.get_window_extent()
     assert inside.x0 - 1 <= box.x0
     assert box.x1 <= inside.x1 + 1
+
+
+@pytest.mark.parametrize(("y", "height"), [([1, 1, 1], 1.0), ([1, 2, 3], 0.0), ([3, 2, 1], 1.0)])
+def test_words_beside_a_vertical_line_leave_the_curve_free(y: list[float], height: float) -> None:
+    line = Series("loss", [0, 1, 2], y, colour="#222222", dash="solid", marker="none")
+    rival = Series("rival", [0, 0.4], [3, 3], colour="#222222", dash="solid", marker="none")  # on the left
+    panel = Panel("a", "x", "y", [line, rival], [Reference(2.1, "not finite", vertical=True)], limits=(0.8, 3.1))
+    (words,) = [text for text in paper.draw(Picture([panel], ""), 3.2).axes[0].texts if text.get_text() == "not finite"]
+    assert words.xy[1] == height

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ...diagnose.attribution import TABLE, shares_of
@@ -11,13 +13,13 @@ from ..collection import Record
 from ..pooling import thin
 from ..style import GREY, PARTS
 
-LINES = 5  # groups that have a line of their own
+LINES = 5  # groups that have a line of their own; the darkest of PARTS would be taken for INK
 
 
-def gradient_shares(record: Record, columns: int) -> Panel | None:
+def gradient_shares(record: Record, columns: int, colours: Mapping[str, str] | None = None) -> Panel | None:
     """Draw the share of each sub-layer, and of each module outside the layers, in the squared gradient norm: the groups
     that have the largest share in any row, and all others together. None where ``grad_norm`` was not recorded, or a
-    single group has all parameters."""
+    single group has all parameters. ``colours``: those of names that other panels have drawn."""
     if TABLE not in record.run.tables:
         return None
     rows = record.run.table(TABLE).rows
@@ -32,9 +34,11 @@ def gradient_shares(record: Record, columns: int) -> Panel | None:
         return None
     order = np.argsort(-shares[known].max(0), kind="stable")
     lines = []
-    for at, colour in zip(order[:LINES].tolist(), PARTS, strict=False):
+    for at, colour in zip(order[:LINES].tolist(), PARTS[1:], strict=False):
         x, y = thin(steps, shares[:, at], columns)
-        lines.append(Series(describe(rows[at]), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
+        name = describe(rows[at])
+        own = (colours or {}).get(name, colour)
+        lines.append(Series(name, x.tolist(), y.tolist(), colour=own, dash="solid", marker="none"))
     if rest := len(rows) - len(lines):
         x, y = thin(steps, shares[:, order[LINES:]].sum(1), columns)
         name = f"{rest} other{'s' * (rest > 1)}"
