@@ -38,8 +38,8 @@ class LedgerFact:
 
     ``kind``: "setting" (of a parameter group), "state" (of the optimizer: step counts, entries, share of zeros), "flag"
     (``training`` of a module, ``requires_grad`` or ``dtype`` of a parameter), "attribute" (a number of a module),
-    "write" (a parameter or a moment was written between two steps of the optimizer), "loop" (forward passes of an
-    update, known in probed rows). ``before`` is None for the first value of a run.
+    "write" (a parameter or a moment was written between two updates), "loop" (forward passes of an update, known in
+    probed rows). ``before`` is None for the first value of a run.
     """
 
     step: int
