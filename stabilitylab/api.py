@@ -55,6 +55,7 @@ class WatchKeywords(TypedDict, total=False):
     probes: Names
     every: Cadence
     update_every: Cadence | None
+    reference_mask: Mask | Callable[[], Mask | None] | None
     schedule: AlphaSchedule | None
     output_site: str | None
     sites: str | Mapping[str, str] | None
@@ -194,6 +195,7 @@ def watch(
     optimizer: Optimizers = None,
     scaler: torch.amp.GradScaler | None = None,
     mask: Mask | Callable[[], Mask | None] | None = None,
+    reference_mask: Mask | Callable[[], Mask | None] | None = None,
     schedule: AlphaSchedule | None = None,
     reference: Callable[[], Any] | Literal["first batch"] | None = "first batch",
     output_site: str | None = None,
@@ -289,6 +291,7 @@ def watch(
             optimizer=optimizer,
             scaler=scaler,
             mask=mask,
+            reference_mask=reference_mask,
             schedule=schedule,
             reference=reference,
             output_site=output_site,

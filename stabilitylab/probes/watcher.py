@@ -78,7 +78,8 @@ class Watcher:
       row. "log" means every row at first, and later rows at least 10 % apart (reference pass: 20 %).
     - ``mask``: True on real tokens. It is a tensor, a dict of tensors by stack name, or a function that returns one of
       these. The function is called once per forward pass, so once per micro-batch. A stack without a mask counts all
-      tokens.
+      tokens. ``reference_mask``: the same for the batch that the function ``reference`` runs; without it, ``mask`` is
+      asked there too.
     - ``reference``: a function that runs the model on a fixed batch. If it returns a dict, the numbers in the dict
       become metrics of the row. "first batch": the arguments of the model's first training forward are copied and used.
     - ``curvature_loss``: a function that returns the loss of a fixed batch, for the probes of curvature: one number, or

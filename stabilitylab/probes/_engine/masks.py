@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
 
 import torch
 
@@ -10,13 +11,25 @@ from ...errors import UsageError
 
 Mask = torch.Tensor | Mapping[str, torch.Tensor]
 
+OF_EACH_PASS = "a function that returns each pass's own mask"
+OF_REFERENCE = "reference_mask=, the mask of the batch that reference= runs"
+
 
 class Masks:
-    """The real tokens of a stack: all without a mask, else those of the caller's mask, asked for once a forward."""
+    """The real tokens of a stack: all without a mask, else those of the caller's mask, asked for once a forward.
 
-    def __init__(self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str]) -> None:
+    ``last``: the tensors of the last mask that was given. ``varies``: True if that of another forward had others.
+    ``advice``: what the caller may do about a mask that does not fit.
+    """
+
+    def __init__(
+        self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str], advice: str = OF_EACH_PASS
+    ) -> None:
         self._given = given
         self._stacks = tuple(stacks)
+        self._advice = advice
+        self.last: tuple[torch.Tensor, ...] = ()
+        self.varies = False
         self.renew()
 
     def renew(self) -> None:
@@ -57,6 +70,9 @@ class Masks:
             if isinstance(self._masks, Mapping) and (foreign := set(self._masks) - set(self._stacks)):
                 known = ", ".join(map(repr, self._stacks)) or "none"
                 raise UsageError(f"mask names {sorted(foreign)}, but the model's stacks are {known}.")
+            own = _tensors(self._masks)
+            self.varies |= bool(self.last) and not are_same(own, self.last)
+            self.last = own
         return self._masks
 
     def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
@@ -69,10 +85,21 @@ class Masks:
         if (fitting := _laid_out(mask, tokens)) is None:
             raise UsageError(
                 f"mask has shape {tuple(mask.shape)} where stack {stack!r} has tokens {tuple(tokens)}: give one "
-                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask, "
-                "or leave out the probes that look there (probes='-NAME')."
+                f"value per token, in the layout of the hidden states, or {self._advice}, or leave out the probes that "
+                "look there (probes='-NAME')."
             )
         return fitting.to(device=device, dtype=torch.bool)
+
+
+def _tensors(mask: Mask | None) -> tuple[torch.Tensor, ...]:
+    if isinstance(mask, Mapping):
+        return tuple(mask.values())
+    return () if mask is None else (mask,)
+
+
+def are_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """Return True if these are the same tensors, one at least, not only equal ones."""
+    return bool(first) and len(first) == len(second) and all(map(is_, first, second))
 
 
 def _laid_out(mask: torch.Tensor, tokens: torch.Size) -> torch.Tensor | None:

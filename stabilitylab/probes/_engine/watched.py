@@ -20,7 +20,7 @@ from .board import Board, CleanPasses, allocate, lay_out_anew
 from .cadence import is_due
 from .guard import Guard
 from .hooks import RootHook
-from .masks import Mask, Masks
+from .masks import OF_EACH_PASS, Mask, Masks
 from .neutral_pass import Audit, NeutralPass
 from .options import WatchOptions
 from .outside import OUTSIDE, rows_of
@@ -94,8 +94,8 @@ class Watched:
         """Return True if ``every`` names this row, whatever is recorded."""
         return is_due(t, self.options.every)
 
-    def masks(self, mask: Mask | Callable[[], Mask | None] | None) -> Masks:
-        return Masks(mask, [stack.name for stack in self.sites.stacks])
+    def masks(self, mask: Mask | Callable[[], Mask | None] | None, advice: str = OF_EACH_PASS) -> Masks:
+        return Masks(mask, [stack.name for stack in self.sites.stacks], advice)
 
     def neutral_pass(self, kind: str, boards: Callable[[], Sequence[Board]]) -> NeutralPass:
         """Return the guard around a kind of pass that fills ``boards``: "reference" or "curvature"."""
