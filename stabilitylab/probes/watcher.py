@@ -80,6 +80,10 @@ class Watcher:
       these. The function is called once per forward pass, so once per micro-batch. A stack without a mask counts all
       tokens. ``reference_mask``: the same for the batch that the function ``reference`` runs; without it, ``mask`` is
       asked there too.
+    - ``batch_first``: True if samples lie along the first dimension of what a layer returns (samples, tokens, width),
+      False if they lie along the second. None: the first is taken, except in layers with ``nn.MultiheadAttention`` that
+      say ``batch_first=False``. The probes ``rank``, ``fingerprint`` and those of attention need to know it. With
+      False, a mask is (samples, tokens), as in a batch; with None or True it has the layout of the hidden states.
     - ``reference``: a function that runs the model on a fixed batch. If it returns a dict, the numbers in the dict
       become metrics of the row. "first batch": the arguments of the model's first training forward are copied and used.
     - ``curvature_loss``: a function that returns the loss of a fixed batch, for the probes of curvature: one number, or
