@@ -18,8 +18,9 @@ OF_REFERENCE = "reference_mask=, the mask of the batch that reference= runs"
 class Masks:
     """The real tokens of a stack: all without a mask, else those of the caller's mask, asked for once a forward.
 
-    ``turned``: masks are (B, T), and the hidden states of layers (T, B, D). ``last``: the tensors of the last mask that was given. ``varies``: True if that of another forward had others.
-    ``advice``: what the caller may do about a mask that does not fit.
+    ``turned``: masks are (B, T), and the hidden states of layers (T, B, D). ``advice``: what the caller may do about a
+    mask that does not fit. ``last``: the tensors of the last mask that was given. ``varies``: True if that of another
+    forward had others.
     """
 
     def __init__(
