@@ -27,6 +27,7 @@ from .instruments.agreement import Agreement
 from .instruments.curvature_rows import CurvatureRows
 from .instruments.first_row import FirstRow
 from .instruments.forensics import Forensics
+from .instruments.given_optimizers import GivenOptimizers
 from .instruments.instrument import Instrument, Instruments
 from .instruments.ledger import UpdateLedger
 from .instruments.leftover import LeftoverGradients
@@ -154,6 +155,7 @@ class Watcher:
             self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
             self._curvature = CurvatureRows(training, reference)
             self._forensics = Forensics(training, reference, checks)
+            given = GivenOptimizers(checks)
             listed: list[Instrument] = [
                 Agreement(),
                 ParameterTables(checks),
@@ -161,6 +163,7 @@ class Watcher:
                 checks,
                 StepOrder(training, checks),
                 LeftoverGradients(training, checks),
+                given,
                 *([] if reference is None else [reference]),
                 self._curvature,
                 Taps(training, reference),
@@ -171,7 +174,7 @@ class Watcher:
             ]
             for each in listed:
                 if isinstance(each, UpdateLedger):
-                    each.training = training
+                    each.training, each.given = training, given
             self._instruments = Instruments(listed, watched)
             hooks.callback(self._instruments.close)
             watched.await_layout()
