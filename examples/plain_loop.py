@@ -42,18 +42,17 @@ model = GPT2LMHeadModel(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 held_out = batch(text(16, seed=1))
-mask = {}
 
 with sl.watch(
     model,
     out=OUT,
     optimizer=optimizer,
-    mask=lambda: mask["now"],
-    reference=lambda: mask.update(now=held_out["attention_mask"]) or {"held_out": model(**held_out).loss},
+    mask=lambda: inputs["attention_mask"],
+    reference=lambda: {"held_out": model(**held_out).loss},
+    reference_mask=held_out["attention_mask"],
 ) as w:
     for step in range(60):
         inputs = batch(text(16, seed=100 + step))
-        mask["now"] = inputs["attention_mask"]
         loss = model(**inputs).loss
         loss.backward()
         w.step(loss=loss, lr=3e-3)  # after backward, before clipping: raw gradients

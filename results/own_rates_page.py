@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import page_blocks
-from own_rates import Answer, End, Ends, Study, chosen, difference, end_of_line
+from own_rates import FAILED, Answer, End, Ends, Study, chosen, difference, end_of_line
 from page_blocks import table
 from shared import rows_of
 
@@ -47,6 +47,7 @@ class StudyPage:
             "rates": lambda: rates(self.study, self.out, self.titles),
             "losses": lambda: losses(self.study, ends, self.beside, self.titles),
             "answers": lambda: self.questions(ends),
+            "order": lambda: order(self.study, self.out, ends, self.titles),
             **self.more,
         }
         return page_blocks.renewed(page_blocks.renewed(text, blocks), blocks, self.mark)
@@ -133,6 +134,38 @@ def losses(study: Study, ends: Ends, beside: str, titles: Titles) -> list[str]:
             )  # fmt: skip
     columns = ("layers", "arm", "runs that are in", "verdicts", "loss on the judged text [nats/token]", "95 %")
     return table((*columns, f"minus {titles[beside][0]}, by seed", "95 %"), lines)
+
+
+def order(study: Study, out: Path, ends: Ends, titles: Titles) -> list[str]:
+    """The arms by their mean loss at each depth of which all runs are in, and what is known of those that failed."""
+    lines, known = [], whole(study, ends)
+    for layers in study.layers:
+        own = {arm: known.get((arm, layers), {}) for arm in study.arms(layers)}
+        if not all(own.values()):
+            continue
+        means = {arm: _mean([end.loss for end in found.values() if not end.failed]) for arm, found in own.items()}
+        sorted_arms = sorted((arm for arm in own if math.isfinite(means[arm])), key=lambda arm: means[arm])
+        told = "; ".join(f"{titles[arm][0]} ({means[arm]:.3f})" for arm in sorted_arms)
+        lines.append(f"- {layers} layers, from the lowest mean loss to the highest: {told}.")
+        for arm, found in own.items():
+            if failed := sum(end.failed for end in found.values()):
+                searched = _search(study, out, arm, layers)
+                lines.append(f"  {titles[arm][0]}: {failed} of {len(found)} runs fail.{searched}")
+    return lines or ["No depth is complete yet."]
+
+
+def _search(study: Study, out: Path, arm: str, layers: int) -> str:
+    """Say how many runs of a search failed, of all lengths, and at which rates."""
+    label = label_of(study, arm, layers)
+    own = [row for row in rows_of(out / "search.csv") if row["label"] == label and int(row["layers"]) == layers]
+    if not own:
+        return ""
+    rates, failed = [float(row["lr"]) for row in own], sum(row["verdict"] in FAILED for row in own)
+    return f" So do {failed} of the {len(own)} runs of its search, at rates from {min(rates):g} to {max(rates):g}."
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
 
 
 def _verdicts(found: Mapping[int, End]) -> str:

@@ -55,6 +55,8 @@ class WatchKeywords(TypedDict, total=False):
     probes: Names
     every: Cadence
     update_every: Cadence | None
+    reference_mask: Mask | Callable[[], Mask | None] | None
+    batch_first: bool | None
     schedule: AlphaSchedule | None
     output_site: str | None
     sites: str | Mapping[str, str] | None
@@ -207,6 +209,8 @@ def watch(
     optimizer: Optimizers = None,
     scaler: torch.amp.GradScaler | None = None,
     mask: Mask | Callable[[], Mask | None] | None = None,
+    reference_mask: Mask | Callable[[], Mask | None] | None = None,
+    batch_first: bool | None = None,
     schedule: AlphaSchedule | None = None,
     reference: Callable[[], Any] | Literal["first batch"] | None = "first batch",
     output_site: str | None = None,
@@ -262,6 +266,7 @@ def watch(
         "config": dict(config or {}),
         **process_facts(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
         **({} if curvature_batch == "fixed" else {"curvature_batch": curvature_batch}),
+        **({} if batch_first is None else {"batch_first": batch_first}),
     }
 
     def create() -> RunWriter:
@@ -302,6 +307,8 @@ def watch(
             optimizer=optimizer,
             scaler=scaler,
             mask=mask,
+            reference_mask=reference_mask,
+            batch_first=batch_first,
             schedule=schedule,
             reference=reference,
             output_site=output_site,

@@ -87,6 +87,21 @@ def test_the_table_of_losses(known, study, out) -> None:
     assert empty[2] == "| 2 | KEEL | 0 of 3 |  |  |  |  |  |"
 
 
+def test_the_order_of_the_arms_names_those_that_fail(known, study, out) -> None:
+    ends = known.own_rates_page.ends_on_page(study, out)
+    lines = known.own_rates_page.order(study, out, ends, TITLES)
+    assert lines == [
+        "- 2 layers, from the lowest mean loss to the highest: KEEL (3.100); DeepNorm (3.250).",
+        "  DeepNorm: 1 of 3 runs fail.",
+    ]
+    for end in ends["deepnorm", 2]:
+        ends["deepnorm", 2][end] = known.own_rates.End(5.0, True, "stuck")
+    lines = known.own_rates_page.order(study, out, ends, TITLES)
+    assert lines[0].endswith("highest: KEEL (3.100).")
+    del ends["keel", 2][5]
+    assert known.own_rates_page.order(study, out, ends, TITLES) == ["No depth is complete yet."]
+
+
 def test_the_table_of_rates_has_the_searching_seeds_at_the_last_update(known, study, out, tmp_path: Path) -> None:
     lines = known.own_rates_page.rates(study, out, TITLES)
     assert lines[0] == "| layers | arm | own rate | 0.001 | 0.002 | 0.004 |"

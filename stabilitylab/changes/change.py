@@ -24,6 +24,7 @@ Kind = Literal[
     "attribute",
     "write",  # a parameter was written by something else than the optimizer
     "accumulation",
+    "optimizer",  # a known optimizer does not step, while its parameters move
 ]
 LEDGER = "the ledger of updates"
 # Names of facts, behind the name of their optimizer's group, as the ledger writes them.
@@ -31,6 +32,7 @@ WITH_STATE = "parameters with state"
 BEHIND = "updates without a step"
 ZEROS_IN = "share of zeros in"
 FORWARDS = "forwards of an update"
+STEPS = "steps"  # behind the name of an optimizer
 
 
 @dataclass(frozen=True)

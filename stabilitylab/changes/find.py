@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .change import Fact, LoopChange
 from .flags import accumulation_changes, attribute_changes, flag_changes
+from .optimizers import optimizer_changes
 from .settings import setting_changes
 from .state import counted_writes, replaced_changes, reset_changes, write_changes
 
@@ -25,6 +26,7 @@ def changes_of(facts: Sequence[Fact], parameters: int = 0, scheduled: bool = Fal
         *flag_changes(facts, parameters),
         *attribute_changes(facts),
         *accumulation_changes(facts),
+        *optimizer_changes(facts),
         *write_changes(facts, parameters, reset_steps),
         *counted_writes(facts, parameters),
     ]

@@ -18,7 +18,7 @@ from ..schema import Cells, Table
 from .bounds import judge
 from .questions import Questions
 from .result import OneLayer, Preflight, failures_first
-from .updates import made_by
+from .updates import Given, is_maker, named_once, optimizers_given
 from .wiring import used_modules, without_gradient
 
 # Left out: rank is the most expensive; some add nothing yet; curvature needs a second batch; few models have experts.
@@ -27,14 +27,13 @@ PROBES = (
     "-branch_variance"
 )
 SMALLEST_FP16 = 2.0**-24
-Update = Callable[[Any], torch.optim.Optimizer]
 
 
 def preflight(
     model: nn.Module,
     batch: Any,
     loss_fn: Callable[[nn.Module, Any], torch.Tensor],
-    optimizer: torch.optim.Optimizer | Update | None = None,
+    optimizer: Given = None,
     *,
     warmup: int = 0,
     classes: int | None = None,
@@ -52,11 +51,12 @@ def preflight(
     states do not change.
 
     - ``loss_fn(model, batch)``: returns the scalar that is minimised.
-    - ``optimizer``: the model's own optimizer, or a function that makes one from the parameters. Without it, updates
-      are not checked. The update is judged at the learning rate of step one: the optimizer's present rate, which a
-      scheduler may have set.
+    - ``optimizer``: the model's own optimizer, a list of several that share the model's parameters, or a function of
+      the parameters (of the model, if its argument is called ``model``) that makes one or several. Without it, updates
+      are not checked. The update is the step of all optimizers. It is judged at the learning rate of step one: each
+      optimizer's present rate, which a scheduler may have set.
     - ``warmup``: the number of updates of a linear warm-up to the optimizer's rate. The rate of step one is then that
-      rate / ``warmup``.
+      rate / ``warmup``, for each of several optimizers.
     - ``classes``: the number of classes of the loss. Give it if the loss does not call torch's ``cross_entropy``.
     - ``causal``: True if outputs must not depend on later inputs. None: True if the labels are the next tokens.
     - ``batch_first``: True if samples lie along the first dimension of an output (samples, places, features). None: it
@@ -80,8 +80,8 @@ def preflight(
         raise UsageError(f"classes = {classes!r} must be the number of classes that the loss chooses among, from 2 on.")
     model = getattr(model, "_orig_mod", model)
     twin, given = _copied(model, optimizer)
-    rate, why_not = first_rate(given, warmup)
-    own = None if why_not else given
+    rates, why_not = first_rates(given, warmup)
+    own = [] if why_not else given
     sink = _Rows()
 
     def held_out() -> dict[str, torch.Tensor]:
@@ -94,7 +94,7 @@ def preflight(
         asked.before()
         twin.train()
         with Watcher(
-            twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
+            twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own or None, mask=mask, sites=sites,
             output_site=output_site, restore=True, reference=held_out,
         ) as watcher:  # fmt: skip
             twin.zero_grad()
@@ -105,8 +105,7 @@ def preflight(
             asked.held(given)
             shares = dict(_shares(twin, watcher.parameters, own))
             watcher.step(loss=loss.detach())
-            if own is not None:
-                _step(own)
+            _step(own)
             watcher.finish()
             zero = any(numbers["zero"] == 1 for numbers in shares.values())
             if zero or still:  # right at the start, as below a head of zeros
@@ -118,25 +117,40 @@ def preflight(
                 later = without_gradient(twin)
                 still = {name: missing and later[name] for name, missing in still.items() if name in later}
         asked.during(still, used, [site.name for site in watcher.sites.layers])
-        asked.after(rate, why_not)
+        asked.after(rates, why_not)
     layers = _layers(watcher, sink, shares)
-    has_update, precision = own is not None, _precision(twin)
+    has_update, precision = bool(own), _precision(twin)
     numbers = _numbers(sink) | {"updated": has_update, "nats": asked.nats}
-    numbers |= {"rate": rate if has_update else None, "no_update": why_not}
+    numbers |= {"rate": max(rates.values()) if has_update else None, "rates": rates if has_update else {}}
+    numbers |= {"no_update": why_not}
     found = judge(layers, numbers, watcher.incident, precision, numerics(watcher.parameters.device))
     found += [breach for check in asked.checks if (breach := check.breach) is not None]
     unmeasured = _unmeasured(watcher, has_update)
     return Preflight(layers, numbers, failures_first(found), precision, unmeasured, asked.checks)
 
 
-def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[float, str]:
-    """Set the rates of step one; return the largest, and the reason if there is no update ("" if there is one).
+def first_rates(optimizers: Sequence[torch.optim.Optimizer], warmup: int) -> tuple[dict[str, float], str]:
+    """Set the rates of step one; return the largest of each optimizer by its name, and the reason if there is no
+    update ("" if there is one).
 
     A rate above 0 that a scheduler has set is used. A schedule that begins at 0 does not show the rate of the first
-    update that moves anything: ``warmup`` does.
+    update that moves anything: ``warmup`` does. If the schedule of one of several optimizers begins at 0, there is no
+    update, since that optimizer would leave its parameters as they are.
     """
-    if optimizer is None:
-        return 0.0, "no optimizer was given"
+    if not optimizers:
+        return {}, "no optimizer was given"
+    found = {name: _first_rate(one, warmup) for name, one in zip(named_once(optimizers), optimizers, strict=True)}
+    rates = {name: rate for name, (rate, _) in found.items()}
+    for name, (rate, peak) in found.items():
+        if rate == 0 < peak:
+            whose = f" of {name}" if len(found) > 1 else ""
+            why = f"the schedule{whose} begins at a rate of 0: say warmup=, the number of updates of its warm-up"
+            return rates, why
+    return rates, ""
+
+
+def _first_rate(optimizer: torch.optim.Optimizer, warmup: int) -> tuple[float, float]:
+    """Set an optimizer's rates of step one; return the largest, and the largest after the warm-up."""
     rates, peaks = [], []
     for group in optimizer.param_groups:
         now, peak = float(group["lr"]), float(group.get("initial_lr", group["lr"]))
@@ -148,9 +162,7 @@ def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[fl
             group["lr"] = rate
         rates.append(rate)
         peaks.append(peak)
-    if max(rates) == 0 < max(peaks):
-        return 0.0, "the schedule begins at a rate of 0: say warmup=, the number of updates of its warm-up"
-    return max(rates), ""
+    return max(rates), max(peaks)
 
 
 class _Rows:
@@ -179,27 +191,29 @@ class _Rows:
                     yield row, float(value)
 
 
-def _copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+def _copied(model: nn.Module, optimizer: Given) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    own = [] if is_maker(optimizer) else optimizers_given(optimizer, model)
     try:
-        if isinstance(optimizer, torch.optim.Optimizer) or optimizer is None:
-            return copy.deepcopy((model, optimizer))  # together, so that the copy moves the copied parameters
-        twin = copy.deepcopy(model)
+        # together, so that the copies move the copied parameters
+        twin, twins = copy.deepcopy((model, own))
     except (RuntimeError, TypeError, ValueError) as error:
         said = first_line(error)
         raise UsageError(
             f"the model cannot be copied ({said}): give the module as it is before DistributedDataParallel, "
             "fully_shard or a backward pass."
         ) from error
-    return twin, made_by(optimizer, twin)
+    return twin, optimizers_given(optimizer, twin) if is_maker(optimizer) else twins
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    try:
-        optimizer.step()
-    except TypeError as error:
-        raise UsageError(
-            f"{type(optimizer).__name__} needs a closure, which a check does not have: leave the optimizer out."
-        ) from error
+def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers:
+        try:
+            optimizer.step()
+        except TypeError as error:
+            which = "the optimizer" if len(optimizers) == 1 else "all optimizers"
+            raise UsageError(
+                f"{type(optimizer).__name__} needs a closure, which a check does not have: leave {which} out."
+            ) from error
 
 
 def _loss(loss_fn: Callable[[nn.Module, Any], torch.Tensor], model: nn.Module, batch: Any) -> torch.Tensor:
@@ -227,18 +241,21 @@ def _check(loss: Any) -> None:
 
 
 def _shares(
-    model: nn.Module, parameters: Parameters, optimizer: torch.optim.Optimizer | None
+    model: nn.Module, parameters: Parameters, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[tuple[str, int, str], dict[str, float]]]:
-    """Yield the counts of each layer's gradient entries: all, those that are 0, and others below Adam's eps and below
-    fp16."""
-    eps = {p: group.get("eps") for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
+    """Yield the counts of each layer's gradient entries: all, those that are 0, and others below fp16 and, of those
+    that an optimizer with an eps updates, below that eps."""
+    groups = [group for one in optimizers for group in one.param_groups]
+    eps = {p: limit for group in groups if (limit := _eps(group)) is not None for p in group["params"]}
     counts: dict[tuple[str, int, str], dict[str, float]] = {}
     tensors = list(model.parameters())
     for piece in parameters.pieces:
         parameter = tensors[piece.index]
         if not parameter.requires_grad:
             continue
-        own = counts.setdefault(_key(piece.row), dict.fromkeys(("entries", "zero", "eps", "fp16", "given"), 0.0))
+        own = counts.setdefault(
+            _key(piece.row), dict.fromkeys(("entries", "zero", "eps", "has_eps", "fp16", "given"), 0.0)
+        )
         own["entries"] += parameter.numel() if piece.part is None else parameter[piece.part].numel()
         if parameter.grad is None:
             continue
@@ -250,7 +267,7 @@ def _shares(
         own["fp16"] += float((size < SMALLEST_FP16).sum()) - zero
         if (limit := eps.get(parameter)) is not None:
             own["eps"] += float((size < limit).sum()) - zero
-    has_eps = any(limit is not None for limit in eps.values())
+            own["has_eps"] += gradient.numel() - zero
     for key, own in counts.items():
         nonzero = own["given"] - own["zero"]
         yield (
@@ -258,10 +275,17 @@ def _shares(
             {
                 "given": own["given"],
                 "zero": own["zero"] / own["given"] if own["given"] else math.nan,
-                "eps": own["eps"] / nonzero if nonzero and has_eps else math.nan,
+                "eps": own["eps"] / own["has_eps"] if own["has_eps"] else math.nan,
                 "fp16": own["fp16"] / nonzero if nonzero else math.nan,
             },
         )
+
+
+def _eps(group: Mapping[str, Any]) -> float | None:
+    """Return the eps to whose size entries of a gradient are compared; None for an optimizer without one. Muon adds its
+    eps to a norm, and Adafactor has two."""
+    limit = group.get("eps")
+    return limit if isinstance(limit, float) and "ns_steps" not in group else None
 
 
 def _key(row: Any) -> tuple[str, int, str]:

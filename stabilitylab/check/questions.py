@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from .seen import CrossEntropy, Seen, look
 
 NAMES = (
     *(start.LOSS, start.CHANGE, leaks.SAMPLE, leaks.FUTURE, shifts.NAME, units.NAME, wiring.DETACHED, wiring.SHARED),
-    *(wiring.LEFT_OUT, evaluation.DROPOUT, evaluation.REPEATS),
+    *(wiring.LEFT_OUT, wiring.DOUBLES, evaluation.DROPOUT, evaluation.REPEATS),
 )
 SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # tried instead of a rate that is too high
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -77,16 +77,17 @@ class Questions:
         count = sum(own.requires_grad and own.dim() > 1 for own in self._twin.parameters())
         self._answers.ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
 
-    def held(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Ask which parameters the optimizer holds, while gradients exist."""
-        self._answers.ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
+    def held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Ask which parameters the optimizers hold, while gradients exist."""
+        self._answers.ask((wiring.LEFT_OUT, wiring.DOUBLES), lambda: wiring.held(self._twin, optimizers))
 
-    def after(self, rate: float, why_not: str) -> None:
-        """Ask how the update at ``rate`` changed the output, unless there was none (``why_not``)."""
+    def after(self, rates: Mapping[str, float], why_not: str) -> None:
+        """Ask how the update changed the output, unless there was none (``why_not``). ``rates``: the largest of each
+        optimizer."""
         if why_not:
             self._answers.ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
         else:
-            self._answers.ask((start.CHANGE,), lambda: [self._change(rate)])
+            self._answers.ask((start.CHANGE,), lambda: [self._change(rates)])
 
     def _at_start(self) -> Iterator[Check]:
         seen = self._trained()
@@ -106,16 +107,16 @@ class Questions:
         yield ahead
         yield shifts.label_shift(seen, lined, causal)
 
-    def _change(self, rate: float) -> Check:
+    def _change(self, rates: Mapping[str, float]) -> Check:
         if not self._known:
             return not_checked(start.CHANGE, "the predictions before the update are not known")
         found = start.output_change(self._before, self._now())
         if found.state != "fail":
             return found
-        return start.output_change(self._before, self._now(), self._lower(rate))
+        return start.output_change(self._before, self._now(), self._lower(rates))
 
-    def _lower(self, rate: float) -> str:
-        """Return the advice with the rate at which the same update keeps to the bound; "" if there is none."""
+    def _lower(self, rates: Mapping[str, float]) -> str:
+        """Return the advice with the rates at which the same update keeps to the bound; "" if there are none."""
         limit = BOUNDS[start.CHANGE, "fail"].limit
         pairs = [
             (own, own.detach().clone(), old.detach().to(own.device))
@@ -127,7 +128,11 @@ class Questions:
                     own.data.copy_(torch.lerp(old, new, share) if own.is_floating_point() else old)
                 assert self._before is not None
                 if start.divergence(self._before, self._now()) <= limit:
-                    return f"lower the rate of step one from {rate:.2g} to about {rate * share:.2g}, or warm up"
+                    lower = [f"from {rate:.2g} to about {rate * share:.2g}" for rate in rates.values()]
+                    if len(lower) == 1:
+                        return f"lower the rate of step one {lower[0]}, or warm up"
+                    each = ", ".join(f"that of {name} {change}" for name, change in zip(rates, lower, strict=True))
+                    return f"lower the rates of step one ({each}), or warm up"
         finally:
             for own, new, _ in pairs:
                 own.data.copy_(new)

@@ -128,7 +128,8 @@ class Preflight:
 
     - ``layers``: the table, one entry per layer.
     - ``numbers``: ``loss``; ``loss_before`` and ``loss_after``, before and after one update (in eval mode, on the same
-      batch); ``moved``, ||dF|| / ||F|| of each stack; ``rate``, the largest learning rate of step one.
+      batch); ``moved``, ||dF|| / ||F|| of each stack; ``rate``, the largest learning rate of step one; ``rates``, the
+      largest of each optimizer.
     - ``findings``: the broken bounds, failures first.
     - ``precision``: the precision of the parameters.
     - ``unmeasured``: probes that have no number, or none at some places -> the reason.
@@ -202,8 +203,7 @@ class Preflight:
         lines = []
         if self.numbers["updated"]:
             moved = f"; output moved by {moved} of its size" if moved else ""
-            rate = f" at lr {self.numbers['rate']:.3g}" if self.numbers.get("rate") else ""
-            lines.append(f"one update: loss {before:.4g} -> {after:.4g}{rate}{moved}")
+            lines.append(f"one update: loss {before:.4g} -> {after:.4g}{self._rates()}{moved}")
         else:
             why = self.numbers.get("no_update") or "no optimizer was given"
             lines.append(f"updates: not checked, since {why}")
@@ -215,6 +215,13 @@ class Preflight:
             return [*lines, f"ok: {measured} is within its bound"]
         verdict = "ok, with warnings" if self.ok else "not ready to train"
         return [*lines, f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"]
+
+    def _rates(self) -> str:
+        """Return the learning rate of step one in words: that of each optimizer, if there are several."""
+        rates = self.numbers.get("rates") or {}
+        if len(rates) > 1:
+            return " at lr " + ", ".join(f"{rate:.3g} ({name})" for name, rate in rates.items())
+        return f" at lr {self.numbers['rate']:.3g}" if self.numbers.get("rate") else ""
 
     def _is_shown(self, one: OneLayer) -> bool:
         count = sum(other.number > 0 and other.stack == one.stack for other in self.layers)

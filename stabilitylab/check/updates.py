@@ -15,6 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..api import RunWatcher
 from ..errors import UsageError, in_words
 
+Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Any], Any] | None
+ONE_OR_SEVERAL = "give a torch optimizer, a list of several, or a function that makes one or several"
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ALONE = (
     "an update ended and no optimizer of torch had stepped: let the update function take the watcher and call its "
@@ -108,11 +110,45 @@ def optimizers_of(update: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def made_by(function: Callable[[Any], Any], model: nn.Module) -> Any:
-    """Return what a function makes of the model's parameters: an optimizer, or several. Raises UsageError if it
-    fails."""
+def is_maker(given: Any) -> bool:
+    """Return True for a function that makes optimizers."""
+    return callable(given) and not hasattr(given, "param_groups")
+
+
+def optimizers_given(given: Given, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of an argument ``optimizer``: none, one, several, or those that a function makes.
+
+    The function is called with the model if its first argument is called ``model``, otherwise with the model's
+    parameters. Raises UsageError if the function fails or if something is no optimizer.
+    """
+    if given is None:
+        return []
+    made: Any = _made_by(given, model) if is_maker(given) else given
+    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
+    what = "optimizer" if made is given else "the result of the function that makes the optimizer"
+    if not several:
+        raise UsageError(f"{what} is empty: {ONE_OR_SEVERAL}.")
+    for one in several:
+        if not hasattr(one, "param_groups"):
+            holds = "is" if one is made else "holds"
+            kind = "a function" if callable(one) else type(one).__name__
+            raise UsageError(f"{what} {holds} {kind}: {ONE_OR_SEVERAL}.")
+    return several
+
+
+def named_once(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """Return the name of each optimizer: its class, with a number if several have that class."""
+    kinds = [type(one).__name__ for one in optimizers]
+    return [f"{kind} {kinds[: at + 1].count(kind)}" if kinds.count(kind) > 1 else kind for at, kind in enumerate(kinds)]
+
+
+def _made_by(function: Any, model: nn.Module) -> Any:
     try:
-        return function(model.parameters())
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    try:
+        return function(model if names[:1] == ["model"] else model.parameters())
     except Exception as error:
         raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
 

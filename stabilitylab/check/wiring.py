@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from .bounds import not_checked, weigh, weigh_names
 from .result import Check
 
 DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of zeros", "shared memory"
-LEFT_OUT = "not in the optimizer"
+LEFT_OUT, DOUBLES = "not in the optimizer", "optimizer doubles"
 
 
 class _Memory(NamedTuple):
@@ -125,16 +126,22 @@ def _bytes(marks: Tensor, parameter: Tensor, first: int) -> Tensor:
     return marks.as_strided([*(n for n, _ in dims), size], [*(stride for _, stride in dims), 1], first)
 
 
-def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check:
-    """Check that each trainable parameter with a gradient is in a group of the optimizer."""
-    if optimizer is None:
-        return not_checked(LEFT_OUT, "no optimizer was given")
-    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+def held(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Check]:
+    """Check that each trainable parameter with a gradient is in a group of an optimizer, and none is held twice."""
+    if not optimizers:
+        yield from (not_checked(name, "no optimizer was given") for name in (LEFT_OUT, DOUBLES))
+        return
+    count = Counter(id(own) for one in optimizers for group in one.param_groups for own in group["params"])
     own: Mapping[str, Tensor] = {
         name: parameter
         for name, parameter in parameters_of(model).items()
         if parameter.requires_grad and parameter.grad is not None
     }
-    missing = [name for name, parameter in own.items() if parameter not in held]
-    measured = f"{len(missing)} of {len(own)}: {listed(missing)}" if missing else f"it holds all {len(own)}"
-    return weigh_names(LEFT_OUT, missing, measured)
+    missing = [name for name, parameter in own.items() if not count[id(parameter)]]
+    who = "it holds" if len(optimizers) == 1 else f"the {len(optimizers)} optimizers hold"
+    measured = f"{len(missing)} of {len(own)}: {listed(missing)}" if missing else f"{who} all {len(own)}"
+    yield weigh_names(LEFT_OUT, missing, measured)
+    every = parameters_of(model)
+    doubled = [name for name, parameter in every.items() if count[id(parameter)] > 1]
+    measured = f"{len(doubled)} of {len(every)}: {listed(doubled)}"
+    yield weigh_names(DOUBLES, doubled, measured if doubled else "no parameter is held twice")

@@ -77,11 +77,11 @@ def check(
     if _is_of_several(factory):
         if every:
             raise UsageError("--all shows layers, of which a check of several processes has none: leave it out.")
-        found = check_ranks(**_arguments(given, keys[1], NAMES))
+        found = check_ranks(**_arguments(given, keys[1], {*NAMES} - {*OF_RANKS}))
         # all ranks wait until rank 0 has printed: torchrun ends all of them once one ends with a code other than 0
         on_first_rank(lambda: _shown(found, json_))
     else:
-        found = preflight(**_arguments(given, keys[0], OF_RANKS))
+        found = preflight(**_arguments(given, keys[0], {*OF_RANKS} - {*NAMES}))
         if json_:
             print_json(found.as_dict(), indent=None)
         else:

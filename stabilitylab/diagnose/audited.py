@@ -25,6 +25,8 @@ def audited(manifest: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(f"{told} made the update")
     if count := _number(facts, "forwards_broken"):
         found.append(f"{_many(count, 'forward')} that raised {'is' if count == 1 else 'are'} left out")
+    if count := _number(facts, "forwards_without_backward"):
+        found.append(f"{_many(count, 'forward')} without a backward {'is' if count == 1 else 'are'} left out")
     if count := _number(facts, "passes_discarded"):
         found.append(f"gradients were discarded {_many(count, 'time')}, and the passes behind them are left out")
     for what in ("reference", "curvature"):

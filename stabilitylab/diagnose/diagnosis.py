@@ -18,7 +18,7 @@ from .attribution import Attribution, attribution
 from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .consequence import weighed
-from .events import DETECTORS, Event, as_sentence
+from .events import DETECTORS, LEDGER, Event, as_sentence
 from .evidence import Evidence
 from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
@@ -34,8 +34,8 @@ class Diagnosis:
     """The events of a run in their order, and what could not be checked.
 
     - ``checked``: kind -> the sources that were read.
-    - ``unchecked``: kind -> why it was not checked, and what records its sources; ``unrecorded``: those of these kinds
-      of which no source was recorded.
+    - ``unchecked``: kind -> why it was not checked, or not at all steps, and what records its sources; ``unrecorded``:
+      those of these kinds of which no source was recorded.
     - ``open``: why it is not known whether the run trains; "" if it is known. The held-out loss does not decide, or
       the loss was not recorded, or it was recorded in too few rows.
     - ``unmeasured``: what the run was to record and did not -> why.
@@ -232,7 +232,12 @@ def _diagnosed(run: Run) -> Diagnosis:
             try:
                 with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
                     events += detector.find(evidence)
-                checked[kind] = sources
+                if detector.in_steps and evidence.without_steps:
+                    sources = [source for source in sources if source != LEDGER]
+                if sources:
+                    checked[kind] = sources
+                else:
+                    unchecked[kind] = f"not recorded {evidence.without_steps}"
             except Exception as error:
                 if (origin := DETECTORS.origin(kind)) == BUILT_IN or isinstance(error, StabilityLabError):
                     raise

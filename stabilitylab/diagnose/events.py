@@ -150,6 +150,7 @@ class Detector:
     - ``explains``: kinds of events that follow from this kind by arithmetic, not by dynamics.
     - ``mild``: its events are notes in a run whose loss was judged and which learns.
     - ``names_cause``: its events say what was done, or what is set wrong; all others are signs of a cause.
+    - ``in_steps``: the ledger reads what it needs as the optimizers step that ``watch`` was given.
     - ``rule``: the quantity and the rule that decides, with the names of its thresholds; ``remedy``: the advice. The
       table of docs/detectors.md is made of both.
     """
@@ -165,6 +166,7 @@ class Detector:
     rule: str = ""
     remedy: str = ""
     names_cause: bool = False
+    in_steps: bool = False
 
     def sources(self, evidence: Evidence) -> list[str]:
         """Return the sources of this detector that hold a number in this run."""
@@ -217,11 +219,14 @@ def detector(
     rule: str = "",
     remedy: str = "",
     names_cause: bool = False,
+    in_steps: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
     def decorate(find: F) -> F:
-        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild, rule, remedy, names_cause)
+        entry = Detector(
+            kind, title, reads, find, role, least_rows, explains, mild, rule, remedy, names_cause, in_steps
+        )
         DETECTORS.register(kind, module=find.__module__)(entry)
         return find
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from ..changes import LoopChange, changes_of
 from ..decisive import decisive
+from ..errors import listed
 from ..schema import Row
 from ..store import Run
 from ..store.arrays import steps_in
@@ -111,6 +112,17 @@ class Evidence:
         audit = self.run.manifest.get("audit")
         count = audit.get("parameters") if isinstance(audit, Mapping) else None
         return changes_of(self.facts, count if isinstance(count, int) else 0)
+
+    @property
+    def without_steps(self) -> str:
+        """The steps at which a given optimizer did not step while its parameters moved, in words; "" if there are none.
+        The ledger knows neither the settings nor the state of an optimizer that stepped instead."""
+        found = [change for change in self.changes if change.kind == "optimizer"]
+        spans = ["from step {} on" if one.until is None else "at steps {} to {}" for one in found]
+        return listed([
+            f"{span.format(one.step, (one.until or 0) - 1)} ({one.place} did not step, while its parameters moved)"
+            for one, span in zip(found, spans, strict=True)
+        ])  # fmt: skip
 
     @property
     def unigram(self) -> Mapping[str, Any] | None:

@@ -71,6 +71,9 @@ class Probe:
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
     of_batch: BatchPart = BatchPart()  # the part of each batch that this rank works on
+    batch_first: bool | None = None  # the caller's word for the layout of what layers return
+    # stack -> sizes of what entered its last layer, (..., width), as far as they are known
+    entered: Mapping[str, torch.Size] = MappingProxyType({})
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -80,6 +83,14 @@ class Probe:
 
     def keeps(self, column: str) -> bool:
         return self.kept is None or column in self.kept
+
+    def is_sequence_first(self, site: Site, weight: torch.Tensor) -> bool:
+        """Return True if a value whose tokens have the shape of ``weight`` is (tokens, samples, ..., width): the caller
+        said ``batch_first=False``, and the model has not turned the value, as its sizes would show."""
+        if self.batch_first is not False or weight.dim() < 2:
+            return False
+        sizes, layer = weight.shape[:2], self.entered.get(site.stack, ())
+        return not (len(layer) == 3 and sizes[0] != sizes[1] and tuple(sizes) == (layer[1], layer[0]))
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         """Return numbers per token, in the shape of ``weight`` (bool, True on real tokens), or one 0-dim number. Return

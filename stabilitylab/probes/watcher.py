@@ -27,6 +27,7 @@ from .instruments.agreement import Agreement
 from .instruments.curvature_rows import CurvatureRows
 from .instruments.first_row import FirstRow
 from .instruments.forensics import Forensics
+from .instruments.given_optimizers import GivenOptimizers
 from .instruments.instrument import Instrument, Instruments
 from .instruments.ledger import UpdateLedger
 from .instruments.leftover import LeftoverGradients
@@ -78,7 +79,12 @@ class Watcher:
       row. "log" means every row at first, and later rows at least 10 % apart (reference pass: 20 %).
     - ``mask``: True on real tokens. It is a tensor, a dict of tensors by stack name, or a function that returns one of
       these. The function is called once per forward pass, so once per micro-batch. A stack without a mask counts all
-      tokens.
+      tokens. ``reference_mask``: the same for the batch that the function ``reference`` runs; without it, ``mask`` is
+      asked there too.
+    - ``batch_first``: True if samples lie along the first dimension of what a layer returns (samples, tokens, width),
+      False if they lie along the second. None: the first is taken, except in layers with ``nn.MultiheadAttention`` that
+      say ``batch_first=False``. The probes ``rank``, ``fingerprint`` and those of attention need to know it. With
+      False, a mask is (samples, tokens), as in a batch; with None or True it has the layout of the hidden states.
     - ``reference``: a function that runs the model on a fixed batch. If it returns a dict, the numbers in the dict
       become metrics of the row. "first batch": the arguments of the model's first training forward are copied and used.
     - ``curvature_loss``: a function that returns the loss of a fixed batch, for the probes of curvature: one number, or
@@ -149,6 +155,7 @@ class Watcher:
             self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
             self._curvature = CurvatureRows(training, reference)
             self._forensics = Forensics(training, reference, checks)
+            given = GivenOptimizers(checks)
             listed: list[Instrument] = [
                 Agreement(),
                 ParameterTables(checks),
@@ -156,6 +163,7 @@ class Watcher:
                 checks,
                 StepOrder(training, checks),
                 LeftoverGradients(training, checks),
+                given,
                 *([] if reference is None else [reference]),
                 self._curvature,
                 Taps(training, reference),
@@ -166,7 +174,7 @@ class Watcher:
             ]
             for each in listed:
                 if isinstance(each, UpdateLedger):
-                    each.training = training
+                    each.training, each.given = training, given
             self._instruments = Instruments(listed, watched)
             hooks.callback(self._instruments.close)
             watched.await_layout()

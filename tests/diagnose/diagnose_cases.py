@@ -73,11 +73,18 @@ def train(
     layers: int = 4,
     record: Any = None,
     parts: Callable[[int], int] = lambda t: 1,
+    anew: Callable[[int], float | None] = lambda t: None,
+    lr_given: bool = True,
 ) -> Path:
-    """A watched run at ``out``; ``fault`` is called before each step's forward pass; ``parts``: micro-batches."""
+    """A watched run at ``out``; ``fault`` is called before each step's forward pass; ``parts``: micro-batches.
+
+    ``anew``: the rate of another optimizer that steps in the place of the given one, None where the given one steps.
+    ``lr_given``: the rate is a metric too.
+    """
     model = Copier(layers, pre, seed)
     made = torch.optim.SGD if sgd else torch.optim.AdamW
     optimizer = made(model.parameters(), lr=rate(0))
+    other = made(model.parameters(), lr=rate(0))
     draw = torch.Generator().manual_seed(seed)
     fixed = torch.randint(VOCAB, (4, 6), generator=torch.Generator().manual_seed(99))
 
@@ -94,8 +101,13 @@ def train(
                 tokens = torch.randint(VOCAB, (8, 6), generator=draw)
                 loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
                 loss.backward()
-            watcher.step(loss=loss, lr=rate(t))
-            optimizer.step()
+            watcher.step(loss=loss, **({"lr": rate(t)} if lr_given else {}))
+            instead = anew(t)
+            if instead is None:
+                optimizer.step()
+            else:
+                other.param_groups[0]["lr"] = instead
+                other.step()
             optimizer.zero_grad()
     return out
 

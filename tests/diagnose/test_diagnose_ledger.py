@@ -234,6 +234,67 @@ def test_without_a_ledger_changes_are_listed_as_not_checked(tmp_path: Path) -> N
     assert "lr_jump" in diagnosis.checked, "the metric is enough for it"
 
 
+READ_IN_STEPS = {"schedule_restart", "optimizer_setting", "optimizer_state", "foreign_write"}
+
+
+@pytest.mark.parametrize("lr_given", [True, False])
+def test_another_optimizer_that_steps_is_the_first_sign(lr_given: bool, tmp_path: Path) -> None:
+    """Made anew with 50 times the rate, which no ledger of the given one and no metric shows."""
+    diagnosis = diagnosed(tmp_path / "run", anew=lambda t: None if t < AT else 0.15, lr_given=lr_given, every=1)
+    event = only(diagnosis, "optimizer_setting")
+    assert (event.title, event.step, event.after, event.stands) == ("change of optimizer", AT, AT - 1, True)
+    assert event.severity == "warning"
+    assert diagnosis.cause.first is event
+    assert not diagnosis.unknown, "an optimizer in whose place another one steps is a cause"
+    assert "optimizer 0 has not stepped since step 33, while its parameters move" in event.evidence
+    assert any(f"since row {AT}" in doubt for doubt in diagnosis.doubts)
+    why = "not recorded from step 33 on (optimizer 0 did not step, while its parameters moved)"
+    unread = READ_IN_STEPS | ({"lr_jump"} if not lr_given else set())
+    assert {kind: diagnosis.unchecked.get(kind) for kind in unread} == dict.fromkeys(unread, why)
+    assert not unread & diagnosis.checked.keys()
+    assert CHANGES - unread <= diagnosis.checked.keys(), "flags are read in each row, whatever steps"
+    assert diagnosis.checked.get("lr_jump") == (["lr"] if lr_given else None)
+
+
+def test_an_optimizer_that_never_stepped_is_no_change_and_checks_nothing(tmp_path: Path) -> None:
+    diagnosis = diagnosed(tmp_path / "run", anew=lambda t: 3e-3, every=1)
+    assert not kinds(diagnosis) & CHANGES
+    assert diagnosis.verdict == "open"
+    for kind in READ_IN_STEPS:
+        assert diagnosis.unchecked[kind].startswith("not recorded from step 0 on (optimizer 0 did not step"), kind
+
+
+def test_an_optimizer_that_steps_again_leaves_the_steps_between_unchecked(tmp_path: Path) -> None:
+    diagnosis = diagnosed(tmp_path / "run", anew=lambda t: 3e-3 if 10 <= t < 20 else None, every=1)
+    event = only(diagnosis, "optimizer_setting")
+    assert (event.step, event.until, event.stands) == (10, 20, False)
+    assert "did not step from step 10 to 19, while its parameters moved" in event.evidence
+    assert "at steps 10 to 19 (optimizer 0" in diagnosis.unchecked["optimizer_state"]
+    assert "foreign_write" not in kinds(diagnosis), "what the other optimizer wrote"
+
+
+def test_the_command_does_not_list_what_was_not_read_as_checked(run: Any, tmp_path: Path) -> None:
+    path = train(tmp_path / "run", steps=STEPS, layers=2, anew=lambda t: None if t < AT else 3e-3)
+    lines = run("diagnose", str(path))[1].splitlines()
+    (checked,) = [line for line in lines if line.startswith("checked: ")]
+    assert "optimizer state" not in checked
+    assert (
+        "not checked: schedule restart, change of an optimizer setting, optimizer state, weights written by something "
+        "else; not recorded from step 33 on (optimizer 0 did not step, while its parameters moved)"
+    ) in lines
+
+
+def test_a_silence_that_a_resumed_run_told_again_is_one() -> None:
+    def fact(step: int, before: bool | None, after: bool) -> dict[str, Any]:
+        return {"step": step, "kind": "loop", "name": "optimizer 1 steps", "before": before, "after": after}
+
+    told = [fact(5, True, False), fact(6, True, False), fact(9, False, True), fact(12, True, False)]
+    found = [(one.place, one.step, one.until, one.from_start) for one in changes_of(told)]
+    assert found == [("optimizer 1", 5, 9, False), ("optimizer 1", 12, None, False)]
+    (first,) = changes_of([fact(0, None, False)])
+    assert (first.kind, first.step, first.from_start) == ("optimizer", 0, True)
+
+
 def test_weights_that_are_written_again_and_again_and_settings_of_a_schedule_are_one_note_or_none(
     tmp_path: Path,
 ) -> None:

@@ -78,7 +78,7 @@ def alike(found: ListSink, wanted: ListSink, rows: range = range(UPDATES)) -> No
         assert metrics["grad_norm_total"] == pytest.approx(metrics_wanted["grad_norm_total"], rel=1e-12)
 
 
-Moment = Callable[[Toy, Watcher, int], None]
+Moment = Callable[[Toy, Watcher, int], object]
 
 
 def nothing(model: Toy, watcher: Watcher, t: int) -> None:
@@ -679,30 +679,182 @@ def test_two_backwards_through_one_forward_add_up_before_the_norm(caplog: pytest
     assert caplog.text.count("row 0: more than one backward went through a forward") == 1
 
 
-def test_gradients_that_are_set_to_zero_are_told_beside_other_warnings() -> None:
-    def half_of_sam(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+def half_of_sam(set_to_none: bool) -> Loop:
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
         for t in range(UPDATES):
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=set_to_none)
             loss_of(model, batch(t)).backward()
-            optimizer.zero_grad(set_to_none=False)
-            loss = loss_of(model, batch(t))
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = loss_of(model, batch(10 + t))
             loss.backward()
             watcher.step(loss=loss)
             optimizer.step()
 
-    def early(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-        loss_of(model, batch(9)).backward()
-        optimizer.step()
-        half_of_sam(model, watcher, optimizer)
+    return loop
 
-    _, watcher, _ = recorded(half_of_sam, probes="standard", reference=None)
-    (told,) = watcher.loop_warnings
-    assert told.startswith("row 0: gradients were written to between two passes of one update: where zero_grad(set_to")
-    _, watcher, _ = recorded(early, probes="standard", reference=None)
-    assert [told.split(":")[1][:30] for told in watcher.loop_warnings] == [
-        " gradients were written to bet",
-        " the optimizer's step came bef",
-    ]
+
+def set_to_zero_for_its_generator(after: bool) -> Loop:
+    """The loop of a discriminator that sets its gradients to zero, ``after`` its forward or before, and is then run for
+    its generator."""
+
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            if not after:
+                optimizer.zero_grad(set_to_none=False)
+            loss = loss_of(model, batch(t))
+            if after:
+                optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+            for_its_generator(model, watcher, t)
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("loop", "wanted"),
+    [
+        pytest.param(half_of_sam(False), half_of_sam(True), id="half of SAM"),
+        pytest.param(set_to_zero_for_its_generator(False), plain, id="a discriminator"),
+        pytest.param(set_to_zero_for_its_generator(True), plain, id="a discriminator, zero_grad after the forward"),
+    ],
+)
+def test_gradients_that_are_set_to_zero_are_thrown_away(loop: Loop, wanted: Loop) -> None:
+    found, watcher, _ = recorded(loop, probes="standard", reference=None)
+    oracle, _, _ = recorded(wanted, probes="standard", reference=None)
+    alike(found, oracle)
+    assert not watcher.loop_warnings
+    assert not watcher.ended
+
+
+def clipped_in_between(clips: bool) -> Loop:
+    """Two micro-batches; the gradients of the first are written to, but not set to zero."""
+
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            for part in range(2):
+                loss = loss_of(model, batch(2 * t + part))
+                loss.backward()
+                if clips and not part:
+                    for p in model.parameters():
+                        if p.grad is not None:
+                            p.grad.mul_(1.0)
+            watcher.step(loss=loss)
+            optimizer.step()
+
+    return loop
+
+
+def test_gradients_that_are_written_to_between_micro_batches_are_kept() -> None:
+    found, watcher, _ = recorded(clipped_in_between(True), probes="standard", reference=None)
+    oracle, _, _ = recorded(clipped_in_between(False), probes="standard", reference=None)
+    alike(found, oracle)
+    assert not watcher.loop_warnings
+
+
+def infinite(module: Any, given: Any, returned: Tensor) -> Tensor:
+    return returned * torch.inf
+
+
+def left_out(model: Toy, watcher: Watcher, t: int) -> None:
+    """A batch that the loop leaves out once it knows the loss, which is not finite."""
+    broken = model.encoder.layers[0].register_forward_hook(infinite)
+    loss = loss_of(model, batch(100 + t))
+    broken.remove()
+    assert not loss.isfinite()
+    model.zero_grad()
+
+
+def of_both(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """Two forwards, whose losses have one backward; a third one has none."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        losses = [loss_of(model, batch(3 * t + part)) for part in range(3)]
+        loss = losses[0] + losses[2]
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def of_two(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(3 * t)) + loss_of(model, batch(3 * t + 2))
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "wanted", "count"),
+    [
+        pytest.param(loop_with(first=left_out), plain, 1, id="before the others"),
+        pytest.param(loop_with(between=lambda model, _w, t: loss_of(model, batch(7 + t))), plain, 1, id="after them"),
+        pytest.param(loop_with(first=lambda model, _w, t: by_parts(model, batch(7 + t))), plain, 0, id="by parts"),
+        pytest.param(of_both, of_two, 1, id="one of three"),
+    ],
+)
+def test_a_forward_without_a_backward_is_no_part_of_a_row(loop: Loop, wanted: Loop, count: int) -> None:
+    found, watcher, _ = recorded(loop, probes="standard,attention_heads", reference=None)
+    oracle, plainly, _ = recorded(wanted, probes="standard,attention_heads", reference=None)
+    alike(found, oracle)
+    assert not watcher.loop_warnings
+    assert not watcher.ended
+    assert not watcher.incident
+    assert watcher.audit["forwards"] == plainly.audit["forwards"]
+    assert watcher.audit["forwards_without_backward"] == count  # of the model itself
+
+
+def test_forwards_all_stay_where_no_backward_is_seen() -> None:
+    """The loss is of a value that the model does not return."""
+
+    class Aside(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.norm(x)
+            return 2 * x
+
+    torch.manual_seed(0)
+    model, sink = Aside().double(), ListSink()
+    given = [torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    with Watcher(model, sink, probes="ln_input", reference=None) as watcher:
+        loss = torch.zeros((), dtype=torch.float64)
+        for each in given:
+            model(each)
+            loss = loss + model.kept.square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+    wanted = float(torch.cat([each.detach().norm(dim=-1) for each in given]).mean())
+    assert sink.column(0, "ln_input", "value")["norm"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_forward_of_a_penalty_belongs_to_the_update() -> None:
+    """A gradient penalty at a batch of its own: the update's backward reaches no output of that forward."""
+
+    class Critic(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = torch.nn.LayerNorm(4), torch.nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(x).tanh())
+
+    torch.manual_seed(0)
+    model, sink = Critic().double(), ListSink()
+    first, second = torch.randn(5, 4, dtype=torch.float64), 3 * torch.randn(5, 4, dtype=torch.float64)
+    with Watcher(model, sink, probes="ln_input", reference=None) as watcher:
+        second.requires_grad_()
+        (gradient,) = torch.autograd.grad(model(second).sum(), second, create_graph=True)
+        loss = model(first).mean() + gradient.square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+    wanted = float(torch.cat([each.detach().norm(dim=-1) for each in (first, second)]).mean())
+    assert sink.column(0, "ln_input", "value")["norm"] == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_gradient_that_comes_in_two_rows_is_in_both() -> None:
@@ -771,11 +923,12 @@ def test_the_batch_of_an_update_is_of_the_forwards_that_ended() -> None:
     batches.begin(True)
     given = torch.randn(5, 4, dtype=torch.float64)
     model(given)
+    model(2 * given)
     with pytest.raises(TypeError):
         model("what a forward that raises is given")
     with torch.no_grad():
         model(given)
-    batches.discard(1)
+    batches.keep([True, False])
     batches.hand_over()
     kept = batches._given
     batches.close()

@@ -10,6 +10,7 @@ import torch
 from probe_toys import ListSink
 from torch import Tensor, nn
 
+from stabilitylab.errors import UsageError
 from stabilitylab.probes import Probe, Site, Watcher, probe
 from stabilitylab.probes.places import layers
 
@@ -130,3 +131,63 @@ def test_gradients_of_two_forwards_and_one_backward_have_the_mask_of_their_forwa
         watcher.step()
     norms = [y.grad.norm(dim=-1)[mask] for y, mask in zip((first, second), real, strict=True)]
     assert sink.column(0, "token_gradient", "value")["1"] == pytest.approx(torch.cat(norms).mean().item(), rel=1e-9)
+
+
+def watched_with_reference(rows: int = 3, **options: Any) -> tuple[ListSink, Watcher, Net]:
+    """Each update's batch has a mask of its own; the reference runs another batch, whose mask has four tokens."""
+    model, sink, coming = Net().double(), ListSink(), 0
+    every = [first_tokens(1 + t) for t in range(rows)]
+    given: dict[str, Any] = {"mask": lambda: every[coming], "reference": lambda: model(data(9)), **options}
+    watcher = Watcher(model, sink, probes="ln_input,output_norm", every=1, update_every=1, **given)
+    with watcher:
+        for coming in range(rows):
+            model(data(coming)).square().mean().backward()
+            watcher.step()
+            model.zero_grad()
+    return sink, watcher, model
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_the_reference_pass_has_a_mask_of_its_own(called: bool) -> None:
+    own = first_tokens(4)
+    sink, watcher, model = watched_with_reference(reference_mask=(lambda: own) if called else own)
+    with torch.no_grad():
+        wanted = float(model(data(9)).norm(dim=-1)[own].mean())
+    for t in range(3):
+        found = sink.column(t, "output_norm", "value")
+        assert list(found.values()) == pytest.approx([wanted], rel=1e-9)
+        entered = sink.column(t, "ln_input", "value")["layers.0.0"]
+        assert entered == pytest.approx(norm_of_input(t, first_tokens(1 + t)), rel=1e-9)
+    assert not watcher.loop_warnings
+
+
+def test_a_reference_pass_with_the_mask_of_training_is_told() -> None:
+    _, watcher, _ = watched_with_reference()
+    (told,) = watcher.loop_warnings
+    assert told.startswith("row 1: mask= gave the reference pass the mask of the batch that was trained on")
+    assert "give reference_mask=" in told
+
+
+def test_one_mask_for_all_batches_is_not_told() -> None:
+    only = first_tokens(2)
+    _, watcher, _ = watched_with_reference(mask=lambda: only)
+    assert not watcher.loop_warnings
+    _, watcher, _ = watched_with_reference(mask=only)
+    assert not watcher.loop_warnings
+
+
+def test_a_mask_of_another_shape_in_the_reference_pass_names_its_own() -> None:
+    model = Net().double()
+    other = torch.randn(ROWS, TOKENS + 1, WIDTH, dtype=torch.float64)
+    options: dict[str, Any] = {"mask": lambda: first_tokens(2), "reference": lambda: model(other)}
+    watcher = Watcher(model, ListSink(), probes="ln_input,output_norm", every=1, update_every=1, **options)
+    model(data(0)).square().mean().backward()
+    with pytest.raises(UsageError, match="hidden states, or reference_mask=, the mask"):
+        watcher.step()
+    watcher.close()
+
+
+@pytest.mark.parametrize("reference", [None, "first batch"])
+def test_a_mask_of_a_reference_that_is_no_function_is_refused(reference: Any) -> None:
+    with pytest.raises(UsageError, match="reference_mask= is the mask of the batch that the function reference= runs"):
+        Watcher(Net(), ListSink(), probes="ln_input", reference=reference, reference_mask=first_tokens(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import nn
 
 from ...errors import UsageError
 from ...probes.parameters.sharing import Share
+from .. import wiring
 from ..answers import SKIPPED, Answers
 from ..bounds import not_checked
 from ..result import Check
-from ..updates import made_by
+from ..updates import Given, optimizers_given
 from . import copies, data, dropout, evaluating, gradients, optimizing
 from .members import Members, RankFailedError
 from .passes import Action, Loss, RankPasses, own_values
@@ -31,7 +32,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         data.SAME: ("openspeech-team/openspeech#149",),
         data.TENSOR: ("huggingface/accelerate#3092",),
         optimizing.MISSES: ("pytorch/pytorch#149205",),
-        optimizing.DOUBLES: ("pytorch/pytorch#40967",),
+        wiring.DOUBLES: ("pytorch/pytorch#40967",),
         dropout.DATA: ("huggingface/transformers#31412",),
         dropout.TENSOR: ("NVIDIA/Megatron-LM#206",),
         gradients.COPIES: ("jingyaogong/minimind#853", "NVIDIA/Megatron-LM#1446"),
@@ -45,7 +46,6 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 NAMES = tuple(SOURCES)
-Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Any], torch.optim.Optimizer] | None
 
 
 def check_ranks(
@@ -66,7 +66,8 @@ def check_ranks(
     - ``model``: the model as the loop calls it: DistributedDataParallel, after fully_shard or after parallelize_module.
     - ``batch``: the batch of this rank.
     - ``loss_fn(model, batch)``: returns the scalar on which the loop calls backward.
-    - ``optimizer``: the loop's optimizer, several of them, or a function that makes one from the parameters.
+    - ``optimizer``: the loop's optimizer, a list of several, or a function that makes one or several, as in
+      :func:`stabilitylab.preflight`.
     - ``batches``: more batches of this rank. They are also searched for samples that two ranks have.
     - ``after_backward(model)``: anything that the loop does with gradients between backward and the optimizer's step,
       if it averages or adds them up over ranks itself.
@@ -125,7 +126,7 @@ class _Asked:
         members = self._members
         given = (optimizer, batches, after_backward, evaluate)
         self._agree_on(type(model).__name__, sorted(self._answers.skip), *(one is not None for one in given))
-        optimizers = members.together("the optimizer", lambda: _several(optimizer, model))
+        optimizers = members.together("the optimizer", lambda: optimizers_given(optimizer, model))
         self._agree_on(bool(optimizers))
         kept = members.together("a copy of the state", lambda: KeptTraining(model, optimizers, members.processes))
         try:
@@ -157,7 +158,7 @@ class _Asked:
             return [check]
 
         self._answers.ask((gradients.COPIES,), compared)
-        self._answers.ask((optimizing.MISSES, optimizing.DOUBLES), lambda: optimizing.held(members, optimizers, own))
+        self._answers.ask((optimizing.MISSES, wiring.DOUBLES), lambda: optimizing.held(members, optimizers, own))
         plain = self._update(passes, optimizers, own, apart)
         self._evaluation(passes, kept, optimizers, evaluate, plain)
         kept.undo()
@@ -229,15 +230,3 @@ class _Asked:
         told = self._members.gathered(given)
         if any(one != told[0] for one in told):
             raise UsageError("the ranks give different arguments: call check_ranks with the same ones on every rank.")
-
-
-def _several(optimizer: Given, model: nn.Module) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    made = optimizer
-    if callable(optimizer) and not hasattr(optimizer, "param_groups"):
-        made = made_by(optimizer, model)
-    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
-    if wrong := next((one for one in several if not hasattr(one, "param_groups")), None):
-        raise UsageError(f"optimizer holds {type(wrong).__name__}: give a torch.optim.Optimizer, or several.")
-    return several

@@ -12,10 +12,11 @@ from ...errors import listed
 from ...probes.parameters.agreement import summed
 from ..bounds import not_checked, weigh_names
 from ..result import Check
+from ..wiring import DOUBLES
 from .members import Members, differing, names_of, said, same_sums
 from .passes import own_values
 
-MISSES, DOUBLES, UPDATE = "optimizer misses", "optimizer doubles", "update"
+MISSES, UPDATE = "optimizer misses", "update"
 NONE = "no optimizer was given"
 ROUNDING = 1e-3  # relative difference up to which two updates of a copy count as equal
 

@@ -38,6 +38,7 @@ WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
     ),
     remedy="Check the schedule, and what a resume restored: set `lr` back to its former value.",
     names_cause=True,
+    in_steps=True,
 )
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
     """Yield jumps of the learning rate. The condition stands unless the rate came back to its maximum before the

@@ -32,6 +32,7 @@ def is_rare(change: LoopChange) -> bool:
     ),
     remedy="Restore the scheduler's state at a resume (`scheduler.load_state_dict`), or set its `last_epoch`.",
     names_cause=True,
+    in_steps=True,
 )
 def schedule_restart(evidence: Evidence) -> Iterator[Event]:
     yield from change_events(evidence, "schedule_restart", "schedule restart", SETTING, ("restart",))
@@ -45,14 +46,22 @@ def schedule_restart(evidence: Evidence) -> Iterator[Event]:
     explains=("update_jump",),
     rule=(
         "A setting of a group other than the learning rate changes: betas, eps, weight decay, momentum or another. "
-        "Three or more changes do not count, since a schedule makes them"
+        "Three or more changes do not count, since a schedule makes them. Change of optimizer: one that was given to "
+        "`watch` steps no more, while its parameters move, by autograd's count of writes"
     ),
     remedy="Set it back, or change it by a schedule.",
     names_cause=True,
+    in_steps=True,
 )
 def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
+    """Yield changes of settings, and optimizers in whose place another one steps. An optimizer that has never stepped
+    is no change: it was the wrong one from the start."""
+
+    def counts(change: LoopChange) -> bool:
+        return change.is_rare and not change.from_start
+
     title = "change of an optimizer setting"
-    yield from change_events(evidence, "optimizer_setting", title, SETTING, ("setting",), is_rare)
+    yield from change_events(evidence, "optimizer_setting", title, SETTING, ("optimizer", "setting"), counts)
 
 
 @detector(
@@ -67,6 +76,7 @@ def optimizer_setting(evidence: Evidence) -> Iterator[Event]:
     ),
     remedy="Keep the optimizer, or load its state from the same step as the weights, and warm `lr` up again.",
     names_cause=True,
+    in_steps=True,
 )
 def optimizer_state(evidence: Evidence) -> Iterator[Event]:
     """Yield losses and replacements of the state. A state that was dropped and comes back with a count from 0 is one
@@ -105,6 +115,7 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Event]:
     ),
     remedy="Find the code that writes to the weights between two updates, such as `load_state_dict`.",
     names_cause=True,
+    in_steps=True,
 )
 def foreign_write(evidence: Evidence) -> Iterator[Event]:
     def is_weights(change: LoopChange) -> bool:

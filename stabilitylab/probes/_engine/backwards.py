@@ -39,17 +39,16 @@ class Backwards:
     A backward of which a graph is made (``create_graph=True``) and that leaves no gradient on a parameter is part of a
     loss, as the gradient of a penalty is. Gradients that ``torch.autograd.grad`` returns are those of the update only
     if no backward of the row leaves gradients on parameters; else they are a saliency, weights of tasks or an
-    adversarial example. Gradients that are gone (``zero_grad`` sets them to None) when the next forward or backward
-    begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was run for its
-    generator, a backward that raised. A loop that overwrites gradients with zeros instead looks like one that
-    accumulates: ``rewritten`` is True if something wrote to a gradient between a backward of the row and its next
-    forward.
+    adversarial example. Gradients that are gone (``zero_grad`` sets them to None, or to zeros) when the next forward or
+    backward begins belong to passes that the update does not follow: the first half of SAM, a discriminator that was
+    run for its generator, a backward that raised.
 
     ``looks``: True if the parameters tell. On several ranks they may be split, so that a graph ends at other tensors:
     there every backward counts. ``on_reach``: the function to call before a backward leaves gradients that lead to the
-    update, with True if it was noticed inside the model, where some may have been left already. ``on_begin``: functions
-    to call when a backward reaches what the model returned. ``on_first``: functions to call when gradients were
-    returned in the row, and the first backward comes that leaves some.
+    update, with True if it was noticed inside the model, where some may have been left already. ``on_pass``: the
+    function to call with the number of each pass that such a backward reaches, or one that makes a graph. ``on_begin``:
+    functions to call when a backward reaches what the model returned. ``on_first``: functions to call when gradients
+    were returned in the row, and the first backward comes that leaves some.
     """
 
     def __init__(
@@ -60,18 +59,18 @@ class Backwards:
     ) -> None:
         self._parameters, self.looks, self._stepped = parameters, looks, stepped
         self.on_reach: Callable[[bool], None] = lambda inside: None
+        self.on_pass: Callable[[int], None] = lambda number: None
         self.on_begin: list[Callable[[], None]] = []
         self.on_first: list[Callable[[], None]] = []
         self._task, self._kind = -1, Kind.LEAVES  # the last backward
         self._left_some = self._returned = False  # the kinds of backwards that this row has
         self._reached_by = -1  # the last backward that reached an output
         self.count = 0  # of the backwards of this row that left gradients
-        self.rewritten = False
         self._witness: LeftGradient | None = None
         self._unfinished = False  # a backward has begun and not come to its end
 
     def start_row(self) -> None:
-        self.count, self.rewritten, self._witness = 0, False, None
+        self.count, self._witness = 0, None
         self._left_some = self._returned = self._unfinished = False
 
     def leads(self) -> bool:
@@ -89,6 +88,11 @@ class Backwards:
                 call()
         return self._kind is Kind.LEAVES
 
+    @property
+    def leaves(self) -> bool:
+        """True if the backward that runs, of which :meth:`leads` was asked, leaves gradients on parameters."""
+        return self.looks and self._kind is Kind.LEAVES
+
     def _kind_now(self) -> Kind:
         """Return the kind of the backward that runs."""
         makes_graph = torch.is_grad_enabled()
@@ -99,11 +103,11 @@ class Backwards:
                 return Kind.LEAVES
         return Kind.PENALTY if makes_graph else Kind.RETURNS
 
-    def listen(self, output: Any, inside: bool = False) -> bool:
-        """Learn of each backward that reaches what the model returned, or a value ``inside`` of it. Return True if
-        there is a tensor that tells."""
+    def listen(self, output: Any, number: int, inside: bool = False) -> bool:
+        """Learn of each backward that reaches what the model returned in the pass of this ``number``, or a value
+        ``inside`` of it. Return True if there is a tensor that tells."""
         found = False
-        reached = partial(self._reached, inside)
+        reached = partial(self._reached, number, inside)
         with suppress(Exception):  # of the caller's classes: training goes on
             for tensor in _tensors(output):
                 if tensor.grad_fn is not None:
@@ -116,9 +120,7 @@ class Backwards:
         """Return True, once, if the gradients that backwards of this row left are gone when a forward begins."""
         if not (self.count or self._unfinished):
             return False
-        if left := self._left():
-            if (witness := self._witness) is not None and left.gradient is witness.gradient:
-                self.rewritten |= left.version > witness.version
+        if self._left() is not None and not self._zeroed(self._stepped()):
             return False
         self.count, self._unfinished = 0, False
         return True
@@ -129,18 +131,36 @@ class Backwards:
         if not (self.count or self._unfinished):
             return False
         gone = inside and self._witness is not None and self._witness.parameter.grad is None
-        if not gone and self._left() is not None:
+        if not gone and self._left() is not None and not self._zeroed([] if inside else self._stepped()):
             return False
         self.count, self._unfinished = 0, False
         return True
 
-    def _reached(self, inside: bool, _: torch.Tensor) -> None:
-        if (task := torch._C._current_graph_task_id()) == self._reached_by:
-            return  # by another output
+    def _zeroed(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return True if something has set the gradients that the last backward left to zero: that of the witness, and
+        those of these ``parameters``. They are read only where something has written to that of the witness."""
+        if (witness := self._witness) is None:
+            return False
+        gradient = witness.parameter.grad
+        if gradient is None or gradient is not witness.gradient or gradient._version == witness.version:
+            return False
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        with suppress(NotImplementedError, RuntimeError):  # of layouts whose entries cannot be counted
+            every = (p.grad for p in (witness.parameter, *parameters) if p.grad is not None)
+            return not any(bool(each.detach().count_nonzero()) for each in every)
+        return False
+
+    def _reached(self, number: int, inside: bool, _: torch.Tensor) -> None:
+        again = (task := torch._C._current_graph_task_id()) == self._reached_by  # by another output
         self._reached_by = task
-        leaves = self.looks and self.leads() and self._kind is Kind.LEAVES
-        if leaves:
+        leaves = self.looks and self.leads() and self.leaves
+        if leaves and not again:
             self.on_reach(inside)
+        if self.looks and self._kind is not Kind.RETURNS:
+            self.on_pass(number)
+        if again:
+            return
         for call in self.on_begin:
             call()
         if leaves:

@@ -18,10 +18,10 @@ from ..places.sites import Site
 from .masks import Masks
 
 
-class Since(NamedTuple):
-    """Sums of some passes of a row: the buffers of additive columns (True) and of maxima, and which cells exist."""
+class Apart(NamedTuple):
+    """The sums and maxima of one pass, (rows, width) for each column, and which cells exist."""
 
-    storage: dict[bool, torch.Tensor]
+    parts: dict[str, torch.Tensor]
     seen: np.ndarray
 
 
@@ -43,7 +43,7 @@ class Board:
         self._waiting: dict[str, list[tuple[int, torch.Tensor, torch.Tensor | None]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
-        self._since: Since | None = None  # the sums of passes that have had no backward yet
+        self._apart: dict[int, Apart] = {}  # number of a pass that has had no backward yet -> its sums
         self._spoilt = False  # this row's numbers depend on passes that were thrown away
         self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
         self._readers: dict[str, list[tuple[int, str]]] = {}  # raw number -> the columns that read it
@@ -60,7 +60,7 @@ class Board:
 
     def place(self, additive: bool, buffer: torch.Tensor) -> None:
         """Place the columns that are sums, or maxima, in ``buffer``, one after the other."""
-        self._storage[additive], self._since = buffer, None
+        self._storage[additive] = buffer
         self.parts |= self._columns_in(additive, buffer)
 
     def _columns_in(self, additive: bool, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -94,38 +94,42 @@ class Board:
         self._waiting.clear()
         self.probe.end_pass(kept=True)
 
-    def reduce_apart(self, masks: Masks) -> None:
-        """Add what waits to the columns, as :meth:`reduce` does, and to separate sums for :meth:`forget_before`."""
-        if self._since is None:
-            storage = {
-                additive: torch.full_like(buffer, 0 if additive else -torch.inf)
-                for additive, buffer in self._storage.items()
-            }
-            self._since = Since(storage, np.zeros_like(self._seen))
+    def reduce_apart(self, masks: Masks, number: int) -> None:
+        """Add what waits to sums of the pass of this ``number``, which :meth:`join` adds to the columns."""
+        if (apart := self._apart.get(number)) is None:
+            parts = {c: torch.full_like(p, 0 if self.rules[c].additive else -torch.inf) for c, p in self.parts.items()}
+            apart = self._apart[number] = Apart(parts, np.zeros_like(self._seen))
         before = self.parts, self._seen
-        self.parts, self._seen = {}, self._since.seen
-        for additive, buffer in self._since.storage.items():
-            self.parts |= self._columns_in(additive, buffer)
+        self.parts, self._seen = apart
         try:
-            self._add_up(masks)
+            self.reduce(masks)
         finally:
             self.parts, self._seen = before
-        self.reduce(masks)
 
-    def settle(self) -> None:
-        """Note that all passes so far have had their backward."""
-        self._since = None
+    def join(self, number: int) -> None:
+        """Add the sums of a pass that stand apart, if any do. Places that were found later are not in them."""
+        if (apart := self._apart.pop(number, None)) is None:
+            return
+        for column, values in apart.parts.items():
+            own = self.parts[column][: len(values)]
+            own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
+        self._seen[: len(apart.seen)] |= apart.seen
 
-    def forget_before(self) -> None:
-        """Forget the passes that have had their backward. Keep the later passes, and the numbers that wait."""
-        since, self._since = self._since, None
-        self._spoilt |= type(self.probe).begin_row is not Probe.begin_row
-        self._seen[:] = False if since is None else since.seen
+    def leave_out_apart(self, number: int) -> None:
+        """Leave out the sums of a pass that stand apart, if any do."""
+        if self._apart.pop(number, None) is not None:
+            self._note_spoilt()
+
+    def forget_joined(self) -> None:
+        """Forget the passes in the columns. Keep those that stand apart, and the numbers that wait."""
+        self._note_spoilt()
+        self._seen[:] = False
         for additive, buffer in self._storage.items():
-            if since is None:
-                buffer.fill_(0 if additive else -torch.inf)
-            else:
-                buffer.copy_(since.storage[additive])
+            buffer.fill_(0 if additive else -torch.inf)
+
+    def _note_spoilt(self) -> None:
+        """Note that a pass is left out: a probe that counts through the passes of a row has counted it."""
+        self._spoilt |= type(self.probe).begin_row is not Probe.begin_row
 
     def _add_up(self, masks: Masks) -> None:
         for (raw, stack, shape, _), (rows, values) in self._values.items():
@@ -162,7 +166,6 @@ class Board:
         self.sites = (*self.sites, *sites)
         self.table = replace(self.table, rows=(*self.table.rows, *(site.row for site in sites)))
         self._seen = np.pad(self._seen, ((0, len(sites)), (0, 0)))
-        self._since = None
 
     def collect(self, collected: Collected) -> None:
         """Add the numbers of all rows at once, from a probe of parameters."""
@@ -206,7 +209,8 @@ class Board:
     def clear(self) -> None:
         self.drop()
         self.probe.begin_row()
-        self._since, self._spoilt = None, False
+        self._apart.clear()
+        self._spoilt = False
         self._seen[:] = False
         for additive, buffer in self._storage.items():
             buffer.fill_(0 if additive else -torch.inf)

@@ -43,6 +43,7 @@ class Visitor(Protocol):
     model: nn.Module
     left_out: bool  # True if compiled code is not measured (:func:`.watchable.split_by_ddp`)
     returned: dict[str, ref[torch.Tensor]]  # stack -> the hidden state that its last layer call has returned
+    entered: dict[str, torch.Size]  # stack -> the sizes of the hidden state that its last layer call has got
 
     def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None: ...
 
@@ -140,7 +141,10 @@ class Hook(Copied):
     def note(self, args: Any, kwargs: Any) -> None:
         """Note the tensor that enters the module, and how often it was written to."""
         try:
-            self.entered = _written(self.chosen(args, kwargs))
+            found = self.chosen(args, kwargs)
+            if self.layer_of and found is not None and self.visitor is not None:
+                self.visitor.entered[self.layer_of] = found.shape
+            self.entered = _written(found)
         except Exception:  # of the caller's classes: this is told when the module returns
             self.entered = (0, 0)
 

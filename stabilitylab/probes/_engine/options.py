@@ -63,6 +63,8 @@ class WatchOptions:
     optimizer: Optimizers = None
     scaler: torch.amp.GradScaler | None = None
     mask: Mask | Callable[[], Mask | None] | None = None
+    reference_mask: Mask | Callable[[], Mask | None] | None = None
+    batch_first: bool | None = None
     schedule: AlphaSchedule | None = None
     reference: Callable[[], Any] | Literal["first batch"] | None = None
     output_site: str | None = None
@@ -85,6 +87,13 @@ class WatchOptions:
         checked(self.every, "every")
         checked(self.update_every, "update_every")
         checked_curvature(self.curvature_every)
+        if self.reference_mask is not None and not callable(self.reference):
+            raise UsageError(
+                "reference_mask= is the mask of the batch that the function reference= runs: give that function too, "
+                "or leave reference_mask out. The first training batch has the mask that mask= gave for it."
+            )
+        if self.batch_first not in (True, False, None):
+            raise UsageError(f"batch_first = {self.batch_first!r} must be True, False or None.")
         if self.curvature_batch not in get_args(CurvatureBatch):
             known = " or ".join(map(repr, get_args(CurvatureBatch)))
             raise UsageError(f"curvature_batch = {self.curvature_batch!r} must be {known}.")

@@ -79,6 +79,9 @@ class Pass:
         self._held = 0
         self._wrote = False  # the module that returns now has written into what entered it
         self.returned: dict[str, ref[torch.Tensor]] = {}
+        self.entered: dict[str, torch.Size] = {}  # stack -> sizes of what entered its last layer
+        for board in boards:
+            board.probe.entered = self.entered
         self.broken = 0  # forwards that raised, whose numbers were left out
 
     @property
@@ -120,6 +123,7 @@ class Pass:
     def add(self, board: Board) -> None:
         """Add a board whose places the model shows by ``tap`` alone."""
         self.boards = [*self.boards, board]
+        board.probe.entered = self.entered
 
     def stay(self) -> None:
         """Let all hooks stay from now on, since the model is compiled."""
@@ -214,7 +218,9 @@ class Pass:
 
     def _weight(self, site: Site, shape: torch.Size, device: torch.device) -> torch.Tensor:
         """Return the weight of each token of a value of this shape, (..., width)."""
-        return (self.masks.nearest if site.inner else self.masks)(site.mask, shape[:-1], device)
+        if site.inner:
+            return self.masks.nearest(site.mask, shape[:-1], device)
+        return self.masks(site.mask, shape[:-1], device, site.layer > 0 and not site.sublayer and site.whole)
 
     def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
         """Note that gradients of parts will come, see :class:`~.training_pass.TrainingPass`."""

@@ -27,11 +27,11 @@ PARTIAL = "is a view into which a later module writes, so that a part of its gra
 
 
 class ComingGradient:
-    """The gradient of one value in one forward. It comes with each backward through that forward, from each of the
-    value's ``parts``, whose gradients are added up."""
+    """The gradient of one value in one forward, in the pass of this ``number``. It comes with each backward through
+    that forward, from each of the value's ``parts``, whose gradients are added up."""
 
-    def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor, parts: int = 1) -> None:
-        self._to, self.wanted, self.weight, self.parts = to, wanted, weight, parts
+    def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor, number: int, parts: int = 1) -> None:
+        self._to, self.wanted, self.weight, self.number, self.parts = to, wanted, weight, number, parts
         self.partial = False  # something wrote into the value, a view: a part of its gradient passes by
         self.row = -1  # in which it came last
         self.came = 0  # how many times in that row
@@ -72,7 +72,11 @@ class TrainingPass(Pass):
     ``paused`` leaves out all that runs meanwhile. Where a gradient comes twice, by two backwards through one forward,
     ``twice`` says so of the row; with ``adding`` the gradients of each value are added up before they are measured.
     ``residuals`` finds layers that return a branch. ``backwards`` tells which backwards lead to the update, None: all;
-    ``discarded`` counts the passes that did not.
+    ``discarded`` counts how often gradients of a row were thrown away.
+
+    A pass whose forward no backward has reached by the end of the row, although one has reached another's, is not of
+    the update: a batch that the loop left out. Its numbers stand apart until that is known; ``skipped`` counts such
+    forwards.
 
     A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
     had no ordinary forward since ``start_row``: the sites that reentrant checkpointing first runs without gradients.
@@ -84,8 +88,7 @@ class TrainingPass(Pass):
     adding = twice = False
     outside = False  # a module was called by the model in this row, and then by something else, which is left out
     transformed = False  # a call in this row was inside a transform of torch.func
-    discarded = 0
-    forwards = 0  # of the model, in this row, that ended
+    discarded = skipped = 0
 
     def __init__(
         self,
@@ -107,8 +110,15 @@ class TrainingPass(Pass):
         self._views: list[tuple[ref[torch.Tensor], int, ComingGradient]] = []  # whose gradients are to come
         self._sums: list[ComingGradient] = []
         self._on_leaves: dict[tuple[Board, int, int], Any] = {}  # (board, row, id of a leaf) -> its hook of this row
-        # called with n if no update follows the passes of the row so far, except its last n forwards
-        self.on_discard: list[Callable[[int], None]] = []
+        self._ended: list[int] = []  # the passes of the forwards of the model that ended in this row
+        self._listening: set[int] = set()  # passes of this row of which it is told if a backward reaches their forward
+        self._reached: set[int] = set()  # those that one has reached
+        self._apart: set[int] = set()  # those whose numbers stand apart
+        self._first = 0  # the first pass of this row
+        # called if the gradients of the row so far were thrown away
+        self.on_thrown: list[Callable[[], None]] = []
+        # called with which of the row's forwards so far stay in it, if some do not
+        self.on_choice: list[Callable[[Sequence[bool]], None]] = []
         self._last: Value | Parts = None  # what the last site of the forward that runs has returned
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
@@ -146,14 +156,66 @@ class TrainingPass(Pass):
         self._sums.clear()
         for compiled in self._compiled.values():
             self._keep_compiled(compiled)
-        self._since += more and self._summed
         if self.residuals is not None:
             self.residuals.end(whole=not self._inside)
+        last, number = not more, self._number
+        without = self._listening - self._reached if last and self._reached else set[int]()
+        self._join_known(last)
         super().end(more)
-        self._summed, self._settled = self._summed or self._settled, False
-        if more and self._recorded and self._clean is not None:
-            self._clean.count()
+        if number in self._apart and (number in self._reached or number not in self._listening):
+            self._join(number)  # added up before it was known
+        if last and not self._reached:
+            self._join(number)
+        elif more and self._recorded and number not in self._apart:
+            self._count_clean()
         self._recorded = False
+        if without:
+            self.skipped += sum(number in without for number in self._ended)
+            self._leave_out(without)
+
+    def _join_known(self, last: bool) -> None:
+        """Add the passes before this one to the row that belong to it: those that a backward has reached; once the row
+        ends, all of them if a backward has reached none."""
+        known = self._apart if last and not self._reached else self._apart & self._reached
+        for number in sorted(known - {self._number}):
+            self._join(number)
+            self._count_clean()
+
+    def _join(self, number: int) -> None:
+        self._apart.discard(number)
+        for board in self.boards:
+            if board.probe.on == "forward":
+                board.join(number)
+
+    def _count_clean(self) -> None:
+        if self._clean is not None:
+            self._clean.count()
+
+    def _leave_out(self, numbers: set[int]) -> None:
+        """Leave passes out of the row that are not in its sums."""
+        for number in numbers & self._apart:
+            for board in self.boards:
+                if board.probe.on == "forward":
+                    board.leave_out_apart(number)
+        self._apart -= numbers
+        self._listening -= numbers
+        self._keep_forwards([number not in numbers for number in self._ended])
+
+    def _keep_forwards(self, stay: Sequence[bool]) -> None:
+        """Keep those of the forwards that have ended in this row that stay: True."""
+        self._ended = [number for number, stays in zip(self._ended, stay, strict=True) if stays]
+        for call in self.on_choice if not all(stay) else ():
+            call(stay)
+
+    @property
+    def forwards(self) -> int:
+        """The number of forwards of the model that ended in this row and belong to it."""
+        return len(self._ended)
+
+    def note_reached(self, number: int) -> None:
+        """Note that a backward, of an update or with a graph, reaches the forward of a pass."""
+        if number >= self._first and not self.paused:
+            self._reached.add(number)
 
     def start_row(self) -> None:
         self._calls.clear()
@@ -161,7 +223,7 @@ class TrainingPass(Pass):
         self.outside = False
         self._compiled.clear()
         self._scale: torch.Tensor | None = None
-        self.twice, self.transformed, self.forwards = False, False, 0
+        self.twice, self.transformed = False, False
         self._views.clear()
         self._begin()
         self._row += 1
@@ -169,11 +231,12 @@ class TrainingPass(Pass):
             self.backwards.start_row()
 
     def _begin(self) -> None:
-        """Note that the row has no backward yet."""
-        # True if numbers that wait are of passes with a backward; the same of the sums; forwards until that backward
-        self._settled, self._summed, self._before = False, False, 0
+        """Note that the row has no pass yet."""
+        for numbers in (self._listening, self._reached, self._apart):
+            numbers.clear()
+        self._ended.clear()
+        self._first = self._number
         self._rooted: set[Hook] = set()  # of modules that were called by the model itself
-        self._since = 0  # passes that were added to the sums later
 
     def trains(self) -> bool:
         """Return True if a forward that begins or ends now is one of training."""
@@ -215,7 +278,12 @@ class TrainingPass(Pass):
     def _listen_inside(self, value: Value | Parts) -> None:
         """Learn of backwards where nothing tells that the model returned."""
         assert self.backwards is not None
-        self.backwards.listen(value.tensors if isinstance(value, Parts) else value, inside=True)
+        if self.backwards.listen(value.tensors if isinstance(value, Parts) else value, self._number, inside=True):
+            self._note_listening()
+
+    def _note_listening(self) -> None:
+        if self.backwards is not None and self.backwards.looks:
+            self._listening.add(self._number)
 
     def pass_over(self) -> None:
         self.transformed |= self.attached and self.trains()
@@ -239,7 +307,7 @@ class TrainingPass(Pass):
             one.weights.append(weight)
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
-            one = ComingGradient(self, wanted, weight)
+            one = ComingGradient(self, wanted, weight, self._number)
             self._await(y, one)
             if self._views:
                 self._look_at(self._views.pop())  # now, since it may be gone when its gradient comes
@@ -265,7 +333,7 @@ class TrainingPass(Pass):
     def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
         self._recorded = True
         own = [part for part in y.distinct if part.requires_grad]
-        one = ComingGradient(self, wanted, weight, len(own))
+        one = ComingGradient(self, wanted, weight, self._number, len(own))
         for part in own:
             self._await(part, one)
 
@@ -288,6 +356,8 @@ class TrainingPass(Pass):
         """Take a gradient that has come; ignore it if its backward does not lead to the update."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
+        if self.backwards is not None and self.backwards.leaves:
+            self.note_reached(one.number)
         if self._views:
             self.note_written()
             self._views.clear()
@@ -364,41 +434,45 @@ class TrainingPass(Pass):
             board.clear()
         if self._clean is not None:
             self._clean.begin()
-        self._recorded, self.twice, self.forwards = False, False, 0
+        self._recorded, self.twice = False, False
+        self._keep_forwards([False] * len(self._ended))
         self._begin()
-        for call in self.on_discard:
-            call(0)
+        for call in self.on_thrown:
+            call()
 
     def reach(self, inside: bool) -> None:
         """Note that a backward is about to leave gradients. Those of the row so far may be gone: then forget the passes
-        that they came from. Forwards that have no backward yet are kept: it may be theirs."""
-        if self.paused or self.backwards is None:
+        that they came from. Passes that no backward has reached are kept: it may be theirs."""
+        if self.paused or self.backwards is None or not self.backwards.thrown_before(inside):
             return
-        if self.backwards.thrown_before(inside):
-            self.discarded += 1
-            self.forget_gradients()
-            kept, passes = self.forwards - self._before, self._since
-            for board in self.boards:
-                if board.probe.on != "backward":
-                    board.forget_before()
-            if self._clean is not None:
-                self._clean.begin()
-                for _ in range(passes):
-                    self._clean.count()
-            self.forwards = kept
-            for call in self.on_discard:
-                call(kept)
+        self.discarded += 1
+        self.forget_gradients()
         for board in self.boards:
-            board.settle()
-        self._settled, self._summed, self._before, self._since = True, False, self.forwards, 0
+            if board.probe.on == "forward":
+                board.forget_joined()
+        if self._clean is not None:
+            self._clean.begin()
+        self._leave_out(self._reached - {self._number})
+        self._reached.clear()
+        for call in self.on_thrown:
+            call()
 
     def _reduce(self) -> None:
-        if not self._summed:
+        """Add up what waits: with the row, or apart from it if no backward has reached the forward of this pass."""
+        backwards, number = self.backwards, self._number
+        if backwards is None or not backwards.looks or number in self._reached:
             super()._reduce()
             return
+        if number not in self._listening and not self._inside:
+            super()._reduce()
+            return
+        self._apart.add(number)
         for board in self.boards:
             try:
-                board.reduce_apart(self.masks)
+                if board.probe.on == "forward":
+                    board.reduce_apart(self.masks, number)
+                else:
+                    board.reduce(self.masks)
             except Exception as error:
                 self.guard(board, error)
         self._held = 0
@@ -419,8 +493,13 @@ class TrainingPass(Pass):
             return  # a call without gradients did not count as it began: a forward that raised before it is still open
         super()._leave(*given)
         last, self._last = self._last, None
-        self.forwards += 1
-        if self.backwards is not None and not self.backwards.listen(given[-1]) and last is not None:
+        if not self._depth:  # not within a call of the model by itself
+            self._ended.append(self._number)
+        if self.backwards is None:
+            return
+        if self.backwards.listen(given[-1], self._number):
+            self._note_listening()
+        elif last is not None:
             self._listen_inside(last)
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -33,9 +33,10 @@ class UpdateBatch(ForwardCopies):
         """Begin a row. ``wanted``: True if its batch is to be kept."""
         self._wanted, self._begun, self._coming = wanted, None, []
 
-    def discard(self, kept: int) -> None:
-        """Forget the forwards that have ended but for the last ``kept``: no update follows them."""
-        self._coming = self._coming[len(self._coming) - kept :]
+    def keep(self, stay: Sequence[bool]) -> None:
+        """Keep those of the row's forwards so far that stay: True; forget the others, which no update follows."""
+        if len(stay) == len(self._coming):
+            self._coming = [given for given, stays in zip(self._coming, stay, strict=True) if stays]
 
     def hand_over(self) -> None:
         """Close the batch before the optimizer's step; the next row's forwards are of another batch."""

@@ -20,7 +20,7 @@ from .board import Board, CleanPasses, allocate, lay_out_anew
 from .cadence import is_due
 from .guard import Guard
 from .hooks import RootHook
-from .masks import Mask, Masks
+from .masks import OF_EACH_PASS, Mask, Masks
 from .neutral_pass import Audit, NeutralPass
 from .options import WatchOptions
 from .outside import OUTSIDE, rows_of
@@ -94,8 +94,9 @@ class Watched:
         """Return True if ``every`` names this row, whatever is recorded."""
         return is_due(t, self.options.every)
 
-    def masks(self, mask: Mask | Callable[[], Mask | None] | None) -> Masks:
-        return Masks(mask, [stack.name for stack in self.sites.stacks])
+    def masks(self, mask: Mask | Callable[[], Mask | None] | None, advice: str = OF_EACH_PASS) -> Masks:
+        stacks = [stack.name for stack in self.sites.stacks]
+        return Masks(mask, stacks, self.options.batch_first is False, advice)
 
     def neutral_pass(self, kind: str, boards: Callable[[], Sequence[Board]]) -> NeutralPass:
         """Return the guard around a kind of pass that fills ``boards``: "reference" or "curvature"."""
@@ -127,6 +128,7 @@ class Watched:
         """Tell the probes what this rank has of a batch and of the heads."""
         shards = self.ranks.shards_of(self.sites)
         for board in boards:
+            board.probe.batch_first = self.options.batch_first
             board.probe.of_batch = self.ranks.found.of_batch(self.ranks.rank)
             if shards is not None:
                 board.probe.all_heads = shards.all_heads

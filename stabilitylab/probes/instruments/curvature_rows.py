@@ -72,7 +72,7 @@ class CurvatureRows(Instrument):
         if self._loss is None and self._of_update and boards:
             passes = self._training.passes
             self._reference = batch = UpdateBatch(model, passes.trains)
-            passes.on_discard.append(batch.discard)
+            passes.on_choice.append(batch.keep)
         elif self._loss is None and self._given is not None:
             self._reference = self._given.given
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}

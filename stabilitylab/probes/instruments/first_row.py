@@ -19,7 +19,8 @@ class FirstRow(Instrument):
     - ``parameters``: trainable tensors, each in one place; ``parameters_without_gradient``: those without a gradient.
     - ``forwards``, ``backwards``: passes of the model that made the update (where each part of it is called alone, or
       in a compiled function, none is seen). ``backwards`` only in one process.
-    - ``forwards_broken``, ``passes_discarded``: forwards that raised, and passes whose gradients were thrown away.
+    - ``forwards_broken``, ``forwards_without_backward``, ``passes_discarded``: forwards that raised; those that no
+      backward reached, though it reached another's; how often gradients were thrown away.
     - ``norms``: places of norms; ``feature_axes``: those whose features are not in the last dimension, name -> which.
     - ``places_not_called``: the number of places that no pass reached.
     """
@@ -44,6 +45,7 @@ class FirstRow(Instrument):
             "parameters": len(trained),
             "parameters_without_gradient": sum(tensor.grad is None for tensor in trained),
             "forwards_broken": passes.broken,
+            "forwards_without_backward": passes.skipped,
             "passes_discarded": passes.discarded,
             "norms": len(watched.sites.norms),
             "feature_axes": {name: axis for name, axis in axes.items() if axis not in (None, -1)},

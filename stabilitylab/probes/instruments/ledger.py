@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...changes.change import BEHIND, FORWARDS, WITH_STATE, ZEROS_IN
+from ...changes.change import BEHIND, FORWARDS, STEPS, WITH_STATE, ZEROS_IN
 from ...errors import UsageError
 from .._engine.row import RowRecord, copied_over
 from .._engine.watched import Watched
@@ -20,6 +20,7 @@ from ..parameters.layouts import local
 from ..places.naming import ParameterPlaces, named
 from ..state import Digester, numbers_of
 from ..state.bits import version, versions
+from .given_optimizers import GivenOptimizers
 from .instrument import Instrument
 from .stepping import before_step
 from .training_pass import TrainingRows
@@ -39,7 +40,8 @@ class LedgerFact:
     ``kind``: "setting" (of a parameter group), "state" (of the optimizer: step counts, entries, share of zeros), "flag"
     (``training`` of a module, ``requires_grad`` or ``dtype`` of a parameter), "attribute" (a number of a module),
     "write" (a parameter or a moment was written between two updates), "loop" (forward passes of an update, known in
-    probed rows). ``before`` is None for the first value of a run.
+    probed rows; False for an optimizer that does not step while its parameters move). ``before`` is None for the first
+    value of a run.
     """
 
     step: int
@@ -75,6 +77,7 @@ class UpdateLedger(Instrument):
         self.digests, self.sparse = digests, sparse
         self.heard: list[Callable[[LedgerFact], object]] = []
         self.training: TrainingRows | None = None  # of the watcher, which counts forwards in probed rows
+        self.given: GivenOptimizers | None = None  # of the watcher, which knows those that do not step
         self._known: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._rates: dict[str, float] = {}  # of the update before, where gradual changes are left out
@@ -112,6 +115,8 @@ class UpdateLedger(Instrument):
         passes = self.training and self.training.passes
         if passes is not None and passes.attached and passes.forwards:
             self._note(row.step, "loop", FORWARDS, passes.forwards)
+        for number, since in self.given.since.items() if self.given is not None else ():
+            self._note(since, "loop", f"optimizer {number} {STEPS}", False)
 
     def after_step(self, number: int) -> None:
         self._stepped.add(number)
@@ -167,6 +172,9 @@ class UpdateLedger(Instrument):
 
     def _read(self, number: int) -> None:
         optimizer = self._watched.optimizers[number]
+        if self._known.get(f"loop optimizer {number} {STEPS}") is False:
+            self._marks, self._mark = ([], []), None  # what wrote since its last step was another optimizer
+        self._note(self._step, "loop", f"optimizer {number} {STEPS}", True, first=False)
         for at, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 name = f"optimizer {number} group {at} {key}"

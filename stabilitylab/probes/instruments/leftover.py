@@ -63,7 +63,7 @@ class LeftoverGradients(Instrument):
         self.wanted = not ours and watched.stages is None and not self._training.is_compiled
         if self.wanted and self._training.passes.backwards is not None:
             self._training.passes.backwards.on_begin.append(self._look)
-            self._training.passes.on_discard.append(self._discard)
+            self._training.passes.on_thrown.append(self._forget)
 
     def before_forward(self, t: int) -> None:
         if self._ended and not self._watched.optimizers and self._training.passes.attached:
@@ -113,7 +113,7 @@ class LeftoverGradients(Instrument):
         rest = [p for p in self._parameters.originals if id(p) not in held]
         return rest if len(rest) < len(self._parameters.originals) else []
 
-    def _discard(self, kept: int) -> None:
+    def _forget(self) -> None:
         """Forget what was found: it belongs to passes that no update follows, whose gradients are gone."""
         self._found = None
 

@@ -24,11 +24,6 @@ SHARED = (
     "one a class of its own (class Watched(Model): pass)"
 )
 
-REWRITTEN = (
-    "gradients were written to between two passes of one update: where zero_grad(set_to_none=False) did it, the row "
-    "still holds the passes before it; leave set_to_none out, or put those passes into a block of watcher.off()"
-)
-
 TRANSFORMED = (
     "forward passes inside a transform of torch.func (grad, vmap, jvp) are not recorded, so the row has no activations "
     "of theirs: call the model outside of the transform, or put the transform into a block of watcher.off()"
@@ -166,12 +161,14 @@ class LoopChecks(Instrument):
             self._sought_scaler = True
             if warning := forgotten_scaler(watched.boards, parameters, watched.total):
                 self.warn(row, "scaler", warning)
-        if training.backwards is not None and training.backwards.rewritten:
-            self.warn(row, "rewritten", REWRITTEN)
         if training.outside:
             self.warn(row, "outside", OUTSIDE)
         if training.transformed:
             self.warn(row, "transformed", TRANSFORMED)
+        if training.skipped and "skipped" not in self._told:
+            self._told.add("skipped")
+            if watched.first:
+                log.info("row %d: a forward pass that had no backward is left out, as are later ones.", row)
         if not parameters.have_gradients:
             self.warn(row, "no gradient", _no_gradient(parameters))
         elif compiled and self._compiled_anew:

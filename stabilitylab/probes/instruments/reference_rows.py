@@ -12,6 +12,7 @@ import torch
 from .._engine.board import Board
 from .._engine.cadence import REFERENCE_FINENESS, is_due
 from .._engine.first_batch import FirstBatch
+from .._engine.masks import OF_REFERENCE, are_same
 from .._engine.reference_pass import ReferencePass
 from .._engine.row import RowRecord
 from .._engine.tap_places import Tapped
@@ -21,6 +22,11 @@ from ..parameters.copies import kept, parameters_set
 from .instrument import Instrument
 from .loop_checks import LoopChecks
 from .training_pass import TrainingRows
+
+OF_TRAINING = (
+    "mask= gave the reference pass the mask of the batch that was trained on, so numbers of the reference pass leave "
+    f"out the wrong tokens: give {OF_REFERENCE}"
+)
 
 
 @dataclass
@@ -47,15 +53,18 @@ class ReferenceRows(Instrument):
         self._previous: tuple[int, list[Output]] | None = None
 
     def open(self, watched: Watched) -> None:
-        options, mask = watched.options, watched.options.mask
+        options = watched.options
+        mask = options.mask if options.reference_mask is None else options.reference_mask
         assert watched.reference is not None
         self.given: Callable[[], Any] | FirstBatch
         if isinstance(watched.reference, str):
             passes = self._training.passes
             self.given = FirstBatch(watched.model, passes.masks, passes.trains, lambda: passes.attached)
             mask = self.given.mask
+            self._masks = watched.masks(mask)
         else:
             self.given = watched.reference
+            self._masks = watched.masks(mask, OF_REFERENCE)
         self._boards: Sequence[Board] = watched.on("reference")
         self._guard, self._options, self._parameters = watched.guard, options, watched.parameters
         self._alone = watched.ranks.alone
@@ -65,7 +74,7 @@ class ReferenceRows(Instrument):
         self._pass = ReferencePass(
             watched.model,
             others,
-            watched.masks(mask),
+            self._masks,
             watched.guard,
             self.given,
             self._update,
@@ -191,7 +200,11 @@ class ReferenceRows(Instrument):
 
     def _run(self, row: int, record: bool) -> tuple[list[Output], dict[str, Any]]:
         with self.neutrality.around(row, at_once=False):
-            return self._pass.run(record)
+            found = self._pass.run(record)
+        training = self._training.passes.masks
+        if self._options.reference_mask is None and training.varies and are_same(self._masks.last, training.last):
+            self._checks.warn(row, "mask", OF_TRAINING)
+        return found
 
     def _compare(self, board: Board, row: int, now: list[Output]) -> None:
         alpha = None if self._options.schedule is None else self._options.schedule.get()

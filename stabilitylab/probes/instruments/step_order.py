@@ -60,8 +60,8 @@ class StepOrder(Instrument):
 
     def before_forward(self, t: int) -> None:
         self._coming = t
-        if not self._first:
-            self._copy()  # for a loop that calls parts of the model alone
+        if not self._first and not self._begun:
+            self._copy()  # for a loop that calls parts of the model alone; later an optimizer steps after this
         self.close()
         looks = self._wanted and self._compared < LOOKS and self._watched.due(t)
         if looks and not self._training.is_compiled:  # whose code would be compiled anew once the hook is gone

@@ -43,6 +43,7 @@ class TrainingRows(Instrument):
             parameters = watched.parameters
             self.passes.backwards = Backwards(lambda: parameters.originals, watched.ranks.alone, parameters.stepped)
             self.passes.backwards.on_reach = self.passes.reach
+            self.passes.backwards.on_pass = self.passes.note_reached
             self.passes.backwards.on_first.append(self.passes.forget_gradients)
         self.passes.residuals = OutsideResiduals(watched.sites.layers, watched.leave_out)
         self.is_compiled = self._compiled()

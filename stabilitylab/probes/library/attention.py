@@ -89,7 +89,7 @@ class Attention(Probe):
         """Return the numbers that were caught in the running module; without any, note the reason in ``missed``."""
         way = [each for each in (*self._running[-1:], *self._left) if each[0] is site.module]
         caught = way[0][1] if way else []
-        heads = [found for each in caught if (found := by_head(each, site.module, weight))]
+        heads = [found for each in caught if (found := by_head(each, site.module, weight, self.batch_first))]
         if not heads:
             self.missed.setdefault(site.name, why_unseen(site.module, bool(caught)))
         return heads
@@ -330,15 +330,16 @@ def why_unseen(module: nn.Module, caught: bool) -> str:
     return "takes its softmax in compiled code, or in a kernel that shows no logits"
 
 
-def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor) -> Caught:
-    """Return the numbers as (heads, *tokens), the tokens in the layout of ``weight``; {} if the tokens are others."""
+def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor, batch_first: bool | None = None) -> Caught:
+    """Return the numbers as (heads, *tokens), the tokens in the layout of ``weight``; {} if the tokens are others.
+    ``batch_first``: the caller's word for the layout, which counts where the sizes do not tell it."""
     first = next(iter(caught.values()))
     queries = first.shape[-1] if first.dim() else 0
     if not queries or not weight.numel() or weight.numel() % queries or first.numel() % weight.numel():
         return {}
     batch = weight.numel() // queries
     by_sentence = {name: value.reshape(batch, -1, queries).transpose(0, 1) for name, value in caught.items()}
-    if weight.dim() == 2 and _sequence_first(module, weight, queries):
+    if weight.dim() == 2 and _sequence_first(module, weight, queries, batch_first):
         by_sentence = {name: value.transpose(1, 2) for name, value in by_sentence.items()}
     return {name: value.reshape(-1, *weight.shape) for name, value in by_sentence.items()}
 
@@ -347,9 +348,11 @@ def _over_last(input: torch.Tensor, dim: int | None = None, *rest: Any, **others
     return input.dim() > 1 and dim in (-1, input.dim() - 1)
 
 
-def _sequence_first(module: nn.Module, weight: torch.Tensor, queries: int) -> bool:
+def _sequence_first(module: nn.Module, weight: torch.Tensor, queries: int, batch_first: bool | None) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return not module.batch_first
+    if batch_first is False and weight.shape[0] == weight.shape[1]:
+        return True
     return weight.shape[0] == queries != weight.shape[1]
 
 

@@ -66,7 +66,8 @@ class _OfModules(Probe):
         if self.of_batch.tensor > 1 and (why := self._unlike(site, weight)):
             self.missed[site.name] = why
             return self.unmeasured(y.device)
-        count, part = len(weight) if weight.dim() else 1, self.of_batch
+        turned, part = self.is_sequence_first(site, weight), self.of_batch
+        count = weight.shape[turned] if weight.dim() else 1
         before = self._samples.get(site.name, 0)
         first = before + part.index * count
         self._samples[site.name] = before + part.parts * count
@@ -74,7 +75,7 @@ class _OfModules(Probe):
         call, ulp = (
             torch.full((), number, dtype=torch.float64, device=y.device) for number in (order, torch.finfo(y.dtype).eps)
         )
-        sums, square = self._recent(y, self._signs(weight, first), weight.reshape(-1))
+        sums, square = self._recent(y, self._signs(weight, first, turned), weight.reshape(-1))
         return dict(zip(COLUMNS, (square.sqrt(), call, ulp, *sums.unbind()), strict=True))
 
     def unmeasured(self, device: torch.device) -> Numbers:
@@ -90,17 +91,22 @@ class _Signs:
     """The signs of the tokens of a pass, by their mask and the number of the first sample: few, for all places."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, weight: torch.Tensor, first: int) -> torch.Tensor:  # (tokens, k) float64
-        known = self._known.get((id(weight), first))
+    def __call__(self, weight: torch.Tensor, first: int, turned: bool) -> torch.Tensor:  # (tokens, k) float64
+        known = self._known.get((id(weight), first, turned))
         if known is None:  # the mask is kept, so that nobody else gets its id
-            known = self._known[id(weight), first] = (weight, SKETCH.signs(_logical(weight, first), ROWS))
+            signs = SKETCH.signs(_logical(weight, first, turned), ROWS)
+            known = self._known[id(weight), first, turned] = (weight, signs)
         return known[1]
 
 
-def _logical(weight: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the logical index of each token, (tokens,) int64: padding does not count, on either side."""
+def _logical(weight: torch.Tensor, first: int, turned: bool = False) -> torch.Tensor:
+    """Return the logical index of each token, (tokens,) int64: padding does not count, on either side. ``turned``: the
+    tokens are (positions, samples)."""
+    if turned:
+        own = weight.transpose(0, 1)
+        return _logical(own, first).view(own.shape).transpose(0, 1).reshape(-1)
     if not weight.dim():
         return torch.zeros(1, dtype=torch.int64, device=weight.device)
     if weight.dim() == 1:  # tokens of all samples in one dimension
@@ -166,7 +172,8 @@ class FingerprintForward(_OfModules):
 
     For two runs with the same batch, the mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2, which norms do not
     show. ``compare`` and ``bisect`` read it. The sums of micro-batches add up to those of one batch, and padding
-    changes nothing (``mask=`` says where the padding is; the first dimension is the batch). This probe brings
+    changes nothing (``mask=`` says where the padding is; the first dimension is the batch, or the
+    second with ``batch_first=False``). This probe brings
     ``fingerprint_gradient``, ``fingerprint_weight`` and ``fingerprint_weight_gradient`` with it. The group "all" does
     not include these four.
 

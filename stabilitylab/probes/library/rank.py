@@ -39,6 +39,11 @@ class Rank(Probe):
     same, attention becomes uniform, and q and k get no gradient (Noci et al. 2022). effective_rank says how many
     directions are in use.
 
+    The first dimension of a layer's output is taken as the samples, and the others as their tokens, except in layers
+    with ``nn.MultiheadAttention`` that say ``batch_first=False``. For any other model that is sequence-first (tokens,
+    samples, width) give ``watch`` ``batch_first=False``. Without it the first two columns are about other tokens, and
+    nothing shows it.
+
     Cost: for each layer of the reference pass, in float64, a Gram matrix (d, d) or (tokens, tokens) and its
     eigenvalues. On a GPU the eigenvalue solver makes the host wait once a layer.
     """
@@ -48,16 +53,21 @@ class Rank(Probe):
     undefined = frozenset(("token_cosine", "residual_rank_one", "effective_rank", "stable_rank"))  # of tokens all 0
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        turned = weight.dim() == 2 and sequence_first(site.module)
-        real = weight.T if turned else weight.flatten(1) if weight.dim() > 1 else weight[None]  # (B, T)
+        turned = self.is_sequence_first(site, weight)
+        if self.batch_first is None:
+            turned = weight.dim() == 2 and sequence_first(site.module)
+        own = weight.transpose(0, 1) if turned else weight if weight.dim() > 1 else weight[None]
+        real = own.flatten(1)  # (B, T)
         hidden = (y.transpose(0, 1) if turned else y).reshape(*real.shape, -1).double()  # (B, T, D)
         hidden = torch.where(real[..., None], hidden, 0)
         cosine, residual = likeness(hidden, real)
         squares = spectrum(hidden.flatten(0, 1))
         share = squares.sqrt() / squares.sqrt().sum()
         return {
-            "token_cosine": (cosine.T if turned else cosine).reshape(weight.shape),
-            "residual_rank_one": (residual.T if turned else residual).reshape(weight.shape),
+            **{
+                name: (number.reshape(own.shape).transpose(0, 1) if turned else number).reshape(weight.shape)
+                for name, number in (("token_cosine", cosine), ("residual_rank_one", residual))
+            },
             "effective_rank": torch.special.entr(share).sum().exp(),
             "stable_rank": squares.sum() / squares.amax(),
         }
