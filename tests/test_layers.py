@@ -77,7 +77,7 @@ INSIDE = {
     ),
     "changes": (
         ("changes.change",),
-        ("changes.rates", "changes.flags", "changes.state"),
+        ("changes.rates", "changes.flags", "changes.state", "changes.optimizers"),
         ("changes.settings",),
         ("changes.find",),
         ("changes",),

@@ -11,6 +11,7 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of
 
 from stabilitylab.probes import Watcher
+from stabilitylab.probes.instruments.loop_checks import OTHERS
 
 SGD = torch.optim.SGD
 STEPS = 12
@@ -104,7 +105,7 @@ MANY = "optimizer 1 (counted from 0) of the 2 that watch was given", "(optimizer
         (anew(0), said(3, 0)),
         (anew(5), said(8, 5)),
         (one_of_two_anew, said(8, 5, *MANY)),
-        (of_another_model, said(3, 0)),
+        (of_another_model, OTHERS),
         (by_hand, said(3, 0)),
     ],
     ids=["never steps", "made anew", "one of two", "of another model", "by hand"],

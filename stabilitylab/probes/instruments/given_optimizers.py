@@ -58,6 +58,8 @@ class GivenOptimizers(Instrument):
     """The warning of an optimizer that ``watch`` was given and that does not step, while its parameters move: another
     one was made, or the wrong one was given. It comes with the second update in turn in which this is known.
 
+    Of an optimizer of another model, which was told already, nothing more is said.
+
     ``since``: optimizers of which this is certain, by number, with the first update without a step of theirs; they are
     removed once they step. A parameter is known to have moved by autograd's count of writes, on the host. Optimizers
     that step cost nothing. If a GradScaler leaves an update out, no parameter moves.
@@ -122,6 +124,8 @@ class GivenOptimizers(Instrument):
         count = len(self._watched.optimizers)
         for number in stopped:
             self.since[number] = since = self._silences.pop(number).since
+            if self._checks.has_told("others"):
+                continue
             if count == 1:
                 which, what = "the optimizer that watch was given", "(optimizer=...) the optimizer that steps"
             else:

@@ -73,6 +73,7 @@ class LoopChecks(Instrument):
             held = {id(one) for optimizer in watched.optimizers for g in optimizer.param_groups for one in g["params"]}
             if not any(id(tensor) in held for tensor in watched.parameters.originals):
                 self._say(OTHERS)
+                self._told.add("others")
 
     def before_forward(self, t: int) -> None:
         self._coming = t
@@ -119,6 +120,10 @@ class LoopChecks(Instrument):
             f"the reference pass has no batch, since {why}: give reference=, a function that runs the model on a fixed "
             "batch",
         )
+
+    def has_told(self, kind: str) -> bool:
+        """Return True if a warning of this kind was given."""
+        return kind in self._told
 
     def warn(self, row: int, kind: str, text: str) -> None:
         """Warn of what is wrong in the loop, once for each kind."""
