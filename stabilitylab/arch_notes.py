@@ -18,7 +18,7 @@ from .errors import UsageError
 from .registry import Room, spelling
 
 ROOM = Room("stabilitylab.models.archs", "stabilitylab.archs")
-Gains = Literal["base", "times base", "own", "beta"]
+Gains = Literal["base", "even base", "times base", "own", "beta"]
 Stream = Literal["norm", "sum", "mixed"]
 MARKERS = ("o", "v", "^", "<", ">", "s", "D", "d", "P", "X", "h", "p", "*")  # matplotlib's, with a shape on the page
 
@@ -26,8 +26,8 @@ MARKERS = ("o", "v", "^", "<", ">", "s", "D", "d", "P", "X", "h", "p", "*")  # m
 @dataclass(frozen=True)
 class ArchNote:
     """The note of an architecture. ``gains``: how the arch's own initial gains use the base (``model.qkv_gain``): not
-    at all, they multiply it, replace it, or replace it by DeepNorm's beta; None: not said, so that a label names every
-    setting that may distinguish two models. ``family``: the panel of a figure that shows every architecture.
+    at all, they leave out its 1/sqrt(2 layers) (of ``gpt2``), multiply it, replace it, or replace it by DeepNorm's
+    beta; None: not said, so that a label names every setting that may distinguish two models. ``family``: the panel of a figure that shows every architecture.
     ``stream``: "norm", normalised at each sub-layer; "sum", a plain sum of the embedding and the branches; "mixed",
     neither. ``prores``: its paper defines ProRes for it (``model.prores``)."""
 

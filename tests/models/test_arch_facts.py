@@ -66,6 +66,7 @@ def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
 def test_labels_know_what_each_architectures_gains_do(name) -> None:
     own = dict.fromkeys(("own", "beta"), "its own, in place of the base")
     words = {"base": "the base", "times base": "its own, times the base", **own}
+    words["even base"] = "the base, without gpt2's 1/sqrt(2 layers) on out and fc2"
     said = note(name)
     assert said is not None
     assert words[said.gains] == facts(name, 6, 6)["gains"]
