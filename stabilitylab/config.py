@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .arch_notes import note
+from .arch_notes import note, options_read
 from .designs import block_width, design_of, stack_of
 from .errors import InputError, UsageError, bounded, own_words
 from .inputs import contents, shown
@@ -282,9 +282,10 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(settings: Mapping[str, Any]) -> Config:
-    """Return ``settings`` as a :class:`Config`. The first error becomes one sentence (UsageError)."""
+    """Return ``settings`` as a :class:`Config`, without options of architectures that are at their defaults. The first
+    error becomes one sentence (UsageError)."""
     try:
-        return Config.model_validate(settings)
+        config = Config.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "constrained-int")
@@ -293,6 +294,9 @@ def validated(settings: Mapping[str, Any]) -> Config:
         text = bounded(own_words(first["msg"]), 500)
         prefix = "" if first["type"] == "value_error" else f"setting {where} = {shown(first['input'])}: "
         raise UsageError(f"{prefix}{text}.") from error
+    model = config.model
+    own = options_read(model.options, (model.arch, model.decoder_arch))
+    return config.changed(model={"options": own}) if model.options else config
 
 
 def _known(location: tuple[int | str, ...]) -> str:

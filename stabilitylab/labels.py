@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .arch_notes import note
+from .arch_notes import note, options_read
 from .config import ModelConfig
 from .designs import DESIGNS
 from .registry import spelling
@@ -56,7 +56,7 @@ def _control(arch: str, config: ModelConfig) -> str:
     xavier = config.init.startswith(("xavier", "base")) and not like_base
     based = config.init == "xavier-1" or (config.init == "arch-1" and gains not in ("own", "beta"))
     alone = spelling(arch) == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))
-    options = dict(sorted(config.options.items()))
+    options = dict(sorted(options_read(config.options, (config.arch, config.decoder_arch)).items()))
     words = [
         *(["alpha-only" if xavier else "beta-only"] if alone else _alpha(arch, config)),
         *(["xavier"] if xavier and not alone else []),

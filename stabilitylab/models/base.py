@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ..arch_notes import ROOM, ArchNote, Gains, Stream, add, notes
+from ..arch_notes import ROOM, ArchNote, Gains, Option, Stream, add, notes
 from ..arch_notes import restored as restored_notes
 from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError, bounded, own_words
@@ -215,6 +215,12 @@ class Residual(nn.Module):
         """Return why the arch is undefined for these settings, as the end of a sentence; "" if it is defined."""
         return ""
 
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        """Return setting ("arch.KEY" or "model.KEY") -> why its value changes nothing in a model of this arch. A new
+        run with such a setting is refused."""
+        return {}
+
     def factors(self, role: str) -> Factors:
         """Return the optimizer's factors for a parameter of this sub-layer, by its role ("decoder.3.ffn.fc1.bias")."""
         return Factors()
@@ -305,6 +311,9 @@ def arch(
     def decorate(entry: R) -> R:
         ARCHS.register(name)(entry)
         said = {"scheduled": entry.scheduled, "takes_alpha": entry.takes_alpha, "recipe": entry.recipe}
+        said["options"] = {
+            name: Option(field.annotation, field.default) for name, field in entry.Options.model_fields.items()
+        }
         add(ArchNote(name, title, colour, marker, rank, gains, family, stream, prores, **said))
         return entry
 
@@ -350,6 +359,11 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"architecture {config.arch!r} has no option {shown(foreign[0])}; it has {have}.")
     return archs
+
+
+def without_own_gains(config: ModelConfig) -> str:
+    """Return why an option about the arch's own initial gains changes nothing; "" if ``model.init`` applies them."""
+    return "" if config.init.startswith("arch") else f"model.init = {config.init!r} leaves out the architecture's gains"
 
 
 def inexact(config: ModelConfig) -> list[str]:
