@@ -44,9 +44,10 @@ class CompleteP(PreLN):
     each stack by itself.
 
     ``arch.base_width`` adds the rules for width, with n = d / base width. Matrices inside the layers: rate 1/n, decay
-    n, and standard deviation .02 / sqrt(n). Everywhere: eps / n. The logits are divided by n. The scale of attention is H/d at every width, as in that code. The rules are written for
-    embeddings of N(0, .02^2) without a factor, so they need model.embedding_scale = 1 and model.init = arch-normal or
-    arch-gpt2, which gpt2 and llama have. Inferred: an untied output is treated as an embedding.
+    n, and standard deviation .02 / sqrt(n). Everywhere: eps / n. The logits are divided by n. The scale of attention is
+    H/d at every width, as in that code. The rules are written for embeddings of N(0, .02^2) without a factor, so they
+    need model.embedding_scale = 1 and model.init = arch-normal or arch-gpt2, which gpt2 and llama have. Inferred: an
+    untied output is treated as an embedding.
     """
 
     class Options(ArchOptions):

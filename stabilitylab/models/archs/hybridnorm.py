@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from ...config import ModelConfig
 from ..base import Place, Residual, arch
 from ..norms import QueryKeyScale
 from ..sublayers import MultiHeadAttention, SubLayer
@@ -41,6 +43,11 @@ class HybridNorm(Residual):
             f.qk_norm = QueryKeyScale("rmsnorm", place.width // f.heads, values=True)
         elif not self.is_pre:
             del self.norm
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        own = "the architecture has a norm of queries, keys and values of its own"
+        return {"model.qk_norm": own} if config.qk_norm else {}
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         if self.is_pre:

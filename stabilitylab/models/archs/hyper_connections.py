@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..base import ArchOptions, Factors, Place, Residual, Trunk, arch
+from ...config import ModelConfig
+from ..base import ArchOptions, Factors, Place, Residual, Trunk, arch, without_own_gains
 from ..sublayers import SubLayer
 
 Streams = tuple[Tensor, ...]
@@ -107,6 +109,13 @@ class StaticHyperConnections(Connected):
 
     def connections(self, stream: Streams, states: Tensor) -> Connections:
         return self.gather, self.carry.mT, self.spread
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        if not config.options.get("root_n"):
+            return {}
+        why = "arch.n = 1, whose root is 1" if config.options.get("n") == 1 else without_own_gains(config)
+        return {"arch.root_n": why} if why else {}
 
     def gain(self, matrix: str) -> float:
         larger = self.options.root_n and matrix in ("out", "fc2")

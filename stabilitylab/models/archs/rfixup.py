@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...config import ModelConfig
+from ...designs import DESIGNS
 from ..base import Place, Residual, Trunk, arch, xavier_gain
 from ..sublayers import FeedForward, SubLayer
 
@@ -80,6 +82,13 @@ class RFixup(Residual):
             "Fixup's gains and shifts are derived for feed-forward blocks of two matrices, and SwiGLU has three; give "
             "--set model.activation=relu, or another architecture"
         )
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        by_design = DESIGNS[config.design].get("bias", True)
+        if config.bias or config.bias == by_design or (config.qk_norm and config.norm == "layernorm"):
+            return {}
+        return {"model.bias": "the architecture has no biases"}
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         branch = self.branch(self.f(self.shift(x), *context))
