@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .arch_notes import note, options_read
-from .designs import block_width, design_of, stack_of
+from .designs import block_width, design_of, is_design, stack_of
 from .errors import InputError, UsageError, bounded, own_words
 from .inputs import contents, shown
 from .settings import (
@@ -201,7 +201,8 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     settings = _placed(merge(*layers))
     preset = settings.setdefault("preset", "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.")
+        hint = f" {shown(preset)} is a model: give --model {preset}." if is_design(preset) else ""
+        raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.{hint}")
     given = settings.get("model", {})
     given = given if isinstance(given, Mapping) else {}  # what is no mapping, validation refuses
     arch = given.get("arch")

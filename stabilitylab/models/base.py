@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..arch_notes import ROOM, ArchNote, Gains, Option, Stream, add, notes
 from ..arch_notes import restored as restored_notes
 from ..config import RAMP, ModelConfig, Section
+from ..designs import is_design
 from ..errors import UsageError, bounded, own_words
 from ..inputs import shown
 from ..registry import Registry, spelling
@@ -270,6 +271,11 @@ class _Archs(Registry[type[Residual]]):
     def resolve(self, name: str) -> str:
         if name not in self and (why := MISSING.get(spelling(name))):  # a plug-in may build one of them
             raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")
+        if name not in self and is_design(own := name.strip().lower()):
+            raise UsageError(
+                f"{name!r} is a model and no architecture: give --model {own} (model.design = {own!r}), and an "
+                "architecture such as --arch preln."
+            )
         return super().resolve(name)
 
 
