@@ -1,7 +1,8 @@
 """The label of a configuration in tables and figures: its architecture or control.
 
-Two models that differ in initial weights or formula have two labels. The exception is T of a ramp, which figures note.
-Sizes and dropout are not part of a label: they distinguish runs by themselves.
+Two models of one size that differ in initial weights or formula have two labels. There are three exceptions: T of a
+ramp, which figures note; ``model.tie``; and ``model.stack``. Tie, stack, sizes and dropout are not part of a label:
+they distinguish runs by themselves.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
     kind = "encoder-decoder" if len(places) == 2 else next(iter(places))
     return {
         "formula": formula,
-        "source": source.rstrip("."),
+        "source": source if source.endswith("et al.") else source.removesuffix("."),
         "remarks": " ".join(rest),
         "learns": arch.learns,
         "options": {name: field.default for name, field in arch.Options.model_fields.items()},

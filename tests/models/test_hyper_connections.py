@@ -148,6 +148,15 @@ def test_sinkhorns_vector() -> None:
     np.testing.assert_allclose(large.numpy(), mixture, rtol=0, atol=1e-12)
 
 
+def test_one_stream_that_starts_as_preln_is_nearly_preln(pairs) -> None:
+    """H_pre is sigmoid(8)."""
+    one = next(iter(built("mhc", n=1, start="preln").double().residuals()))
+    states = torch.randn(2, 5, 1, 16, dtype=torch.float64)
+    gather, _, spread = one.connections(states.unbind(2), states)
+    assert float(1 - gather.detach().max()) == pytest.approx(3.35e-4, rel=1e-2)
+    assert torch.equal(spread, torch.ones_like(spread))
+
+
 def in_logarithms(logits: Array) -> Array:
     """Every round in the logarithms of float64."""
     for _ in range(20):

@@ -50,12 +50,13 @@ class RFixupTrunk(Trunk):
     stream="sum",
 )
 class RFixup(Residual):
-    r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
+    r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019
+    (1901.09321).
 
-    1901.09321. There is no norm. Initial weights are those of the authors' Transformer: q, k and v are drawn L^{-1/6}
-    smaller, fc1 L^{-1/2} smaller; out, fc2 and an untied output matrix are 0. L is the number of sub-layers of the
-    model. (The authors' cross-attention takes 12 for any L; this is not followed.) In cross-attention b shifts the
-    query alone. Inferred: L of a single stack.
+    There is no norm. Initial weights are those of the authors' Transformer: q, k and v are drawn L^{-1/6} smaller, fc1
+    L^{-1/2} smaller; out, fc2 and an untied output matrix are 0. L is the number of sub-layers of the model. (The
+    authors' cross-attention takes 12 for any L; this is not followed.) In cross-attention b shifts the query alone.
+    Inferred: L of a single stack.
     """
 
     normalised = False
