@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .arch_notes import note
-from .designs import block_width, design_of, stack_of
+from .arch_notes import note, options_read
+from .designs import block_width, design_of, is_design, stack_of
 from .errors import InputError, UsageError, bounded, own_words
 from .inputs import contents, shown
 from .settings import (
@@ -201,7 +201,8 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     settings = _placed(merge(*layers))
     preset = settings.setdefault("preset", "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.")
+        hint = f" {shown(preset)} is a model: give --model {preset}." if is_design(preset) else ""
+        raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.{hint}")
     given = settings.get("model", {})
     given = given if isinstance(given, Mapping) else {}  # what is no mapping, validation refuses
     arch = given.get("arch")
@@ -282,9 +283,10 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(settings: Mapping[str, Any]) -> Config:
-    """Return ``settings`` as a :class:`Config`. The first error becomes one sentence (UsageError)."""
+    """Return ``settings`` as a :class:`Config`, without options of architectures that are at their defaults. The first
+    error becomes one sentence (UsageError)."""
     try:
-        return Config.model_validate(settings)
+        config = Config.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "constrained-int")
@@ -293,6 +295,9 @@ def validated(settings: Mapping[str, Any]) -> Config:
         text = bounded(own_words(first["msg"]), 500)
         prefix = "" if first["type"] == "value_error" else f"setting {where} = {shown(first['input'])}: "
         raise UsageError(f"{prefix}{text}.") from error
+    model = config.model
+    own = options_read(model.options, (model.arch, model.decoder_arch))
+    return config.changed(model={"options": own}) if model.options else config
 
 
 def _known(location: tuple[int | str, ...]) -> str:

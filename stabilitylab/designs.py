@@ -41,6 +41,11 @@ DESIGNS: dict[str, dict[str, Any]] = {
 MULTIPLE = 8  # LLaMA rounds its 8d/3 up to a multiple of 256, which is 4d itself at width 64; ours is a multiple of 8
 
 
+def is_design(name: Any) -> bool:
+    """Return True for the name of a published model, such as ``gpt2``."""
+    return isinstance(name, str) and name in DESIGNS and bool(DESIGNS[name])
+
+
 def design_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of the design that ``model.design`` names; none for an unknown name, which the configuration
     refuses."""

@@ -1,7 +1,8 @@
 """The label of a configuration in tables and figures: its architecture or control.
 
-Two models that differ in initial weights or formula have two labels. The exception is T of a ramp, which figures note.
-Sizes and dropout are not part of a label: they distinguish runs by themselves.
+Two models of one size that differ in initial weights or formula have two labels. There are three exceptions: T of a
+ramp, which figures note; ``model.tie``; and ``model.stack``. Tie, stack, sizes and dropout are not part of a label:
+they distinguish runs by themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .arch_notes import note
+from .arch_notes import note, options_read
 from .config import ModelConfig
 from .designs import DESIGNS
 from .registry import spelling
@@ -52,17 +53,18 @@ def has_ramp(config: ModelConfig) -> bool:
 def _control(arch: str, config: ModelConfig) -> str:
     said = note(arch)
     gains = said.gains if said else None
-    xavier = config.init.startswith(("xavier", "base")) and gains != "base"
+    like_base = gains == "base" or (gains == "even base" and config.base != "gpt2")
+    xavier = config.init.startswith(("xavier", "base")) and not like_base
     based = config.init == "xavier-1" or (config.init == "arch-1" and gains not in ("own", "beta"))
     alone = spelling(arch) == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))
-    options = dict(sorted(config.options.items()))
+    options = dict(sorted(options_read(config.options, (config.arch, config.decoder_arch)).items()))
     words = [
         *(["alpha-only" if xavier else "beta-only"] if alone else _alpha(arch, config)),
         *(["xavier"] if xavier and not alone else []),
         *(["gain=1"] if based else []),
         *([] if config.qk_gain is None else [f"qk={config.qk_gain:g}"]),
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
-        *_design(config, gains in ("own", "beta") and config.init.startswith("arch")),
+        *_design(config, gains in ("own", "beta", "even base") and config.init.startswith("arch")),
         *(["qk-norm"] if config.qk_norm else []),
         *([] if config.norm not in ("dyt", "derf") or config.norm_alpha == (0.5, 0.5, 0.5) else [_starts(config)]),
         *([] if config.attention_gate == "off" else [f"gate={config.attention_gate}"]),
@@ -99,7 +101,7 @@ def _design(config: ModelConfig, replaces: bool) -> list[str]:
     """Return the name of the nearest design, nothing for the Transformer of 2017, and the settings that differ from it.
 
     The settings alone decide, whatever ``model.design`` they were made from: one model has one label. ``replaces``: the
-    arch's own gains stand in the place of the base, of which embeddings alone are left.
+    arch's own gains leave nothing of the base by which ``gpt2`` differs from ``normal``.
     """
     own = _switches(config.model_dump() | {"base": config.base}, replaces)
     designs = {name: _switches(PLAIN | _based(settings), replaces) for name, settings in DESIGNS.items()}

@@ -106,7 +106,7 @@ INSIDE = {
         ("models.base",),
         ("models.archs",),
         ("models.transformer",),
-        ("models.groups", "models.initialisation", "models.facts"),
+        ("models.groups", "models.initialisation", "models.facts", "models.idle"),
         ("models.build",),
         ("models",),
     ),

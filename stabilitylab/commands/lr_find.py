@@ -258,10 +258,12 @@ def _config(arch: str, depth: int, width: int | None, settings: Mapping[str, Any
     from ..config import merge, resolve
     from ..lr_find.reference import sizes
     from ..models import ARCHS
+    from ..models.idle import refuse_idle
 
     train = {"steps": plan["horizon"]} | ({} if plan["warmup"] is None else {"warmup": plan["warmup"]})
     wanted = merge(settings, {"model": {"arch": ARCHS.resolve(arch)}, "train": train})
     found = resolve(wanted, depth=depth)
+    refuse_idle(found.model)
     if width:
         found = resolve(merge(wanted, {"model": sizes(width, found.model)}), depth=depth)
     seed = plan["seeds"][0]

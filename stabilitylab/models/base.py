@@ -14,9 +14,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ..arch_notes import ROOM, ArchNote, Gains, Stream, add, notes
+from ..arch_notes import ROOM, ArchNote, Gains, Option, Stream, add, notes
 from ..arch_notes import restored as restored_notes
 from ..config import RAMP, ModelConfig, Section
+from ..designs import is_design
 from ..errors import UsageError, bounded, own_words
 from ..inputs import shown
 from ..registry import Registry, spelling
@@ -215,6 +216,12 @@ class Residual(nn.Module):
         """Return why the arch is undefined for these settings, as the end of a sentence; "" if it is defined."""
         return ""
 
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        """Return setting ("arch.KEY" or "model.KEY") -> why its value changes nothing in a model of this arch. A new
+        run with such a setting is refused."""
+        return {}
+
     def factors(self, role: str) -> Factors:
         """Return the optimizer's factors for a parameter of this sub-layer, by its role ("decoder.3.ffn.fc1.bias")."""
         return Factors()
@@ -264,6 +271,11 @@ class _Archs(Registry[type[Residual]]):
     def resolve(self, name: str) -> str:
         if name not in self and (why := MISSING.get(spelling(name))):  # a plug-in may build one of them
             raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")
+        if name not in self and is_design(own := name.strip().lower()):
+            raise UsageError(
+                f"{name!r} is a model and no architecture: give --model {own} (model.design = {own!r}), and an "
+                "architecture such as --arch preln."
+            )
         return super().resolve(name)
 
 
@@ -305,6 +317,9 @@ def arch(
     def decorate(entry: R) -> R:
         ARCHS.register(name)(entry)
         said = {"scheduled": entry.scheduled, "takes_alpha": entry.takes_alpha, "recipe": entry.recipe}
+        said["options"] = {
+            name: Option(field.annotation, field.default) for name, field in entry.Options.model_fields.items()
+        }
         add(ArchNote(name, title, colour, marker, rank, gains, family, stream, prores, **said))
         return entry
 
@@ -350,6 +365,11 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"architecture {config.arch!r} has no option {shown(foreign[0])}; it has {have}.")
     return archs
+
+
+def without_own_gains(config: ModelConfig) -> str:
+    """Return why an option about the arch's own initial gains changes nothing; "" if ``model.init`` applies them."""
+    return "" if config.init.startswith("arch") else f"model.init = {config.init!r} leaves out the architecture's gains"
 
 
 def inexact(config: ModelConfig) -> list[str]:

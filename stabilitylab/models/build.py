@@ -12,6 +12,7 @@ from torch import nn
 from ..config import PRESETS, ModelConfig, resolve
 from ..errors import ResourceError, UsageError
 from .base import ARCHS
+from .idle import refuse_idle
 from .initialisation import initialise
 from .transformer import KINDS, Transformer
 
@@ -22,10 +23,13 @@ def build_model(
     """Build a Transformer on the CPU. Its initial weights depend on ``seed`` and not on the global generator.
 
     ``settings`` override fields of ``config``; ``depth=200`` and ``preset="tiny"`` are accepted too. A single stack
-    uses only ``target_vocab``. Raises UsageError for an empty vocabulary, ResourceError if the weights alone exceed the
-    memory of the machine.
+    uses only ``target_vocab``. Raises UsageError for an empty vocabulary and for ``settings`` with which one changes
+    nothing, ResourceError if the weights alone exceed the memory of the machine.
     """
+    given = bool(settings) or config is None
     config = canonical(configure(config, **settings))
+    if given:  # else it may be the configuration of a recorded run
+        refuse_idle(config)
     for name, size in (("source_vocab", source_vocab), ("target_vocab", target_vocab)):
         if size < 1:
             raise UsageError(f"{name} = {size} must be at least 1.")

@@ -21,7 +21,7 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
     kind = "encoder-decoder" if len(places) == 2 else next(iter(places))
     return {
         "formula": formula,
-        "source": source.rstrip("."),
+        "source": source if source.endswith("et al.") else source.removesuffix("."),
         "remarks": " ".join(rest),
         "learns": arch.learns,
         "options": {name: field.default for name, field in arch.Options.model_fields.items()},
@@ -40,11 +40,11 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
 
 def gains(name: str) -> str:
     """Say how the initial gains of an architecture use the base (``model.qkv_gain``), by a comparison at both of its
-    values."""
+    values and with GPT-2's."""
     kind = "encoder-decoder" if "encoder-decoder" in ARCHS[name].defined_for else ARCHS[name].defined_for[0]
     sizes = {f"{stack}_layers": 2 if stack in kind else 0 for stack in ("encoder", "decoder")}
     found, base = [], []
-    for init in ("arch", "arch-1"):
+    for init in ("arch", "arch-1", "arch-gpt2"):
         settings = {"arch": name, "stack": kind, "init": init, "d_model": 4, "d_ffn": 4, **sizes}
         model = KINDS[kind](ModelConfig.model_validate(settings), source_vocab=2, target_vocab=2)
         asked = [(residual, matrix) for residual in model.residuals() for matrix in residual.f.matrices]
@@ -52,4 +52,6 @@ def gains(name: str) -> str:
         base.append([xavier_gain(residual.place, matrix) for residual, matrix in asked])
     if found == base:
         return "the base"
+    if found[:2] == base[:2]:
+        return "the base, without gpt2's 1/sqrt(2 layers) on out and fc2"
     return "its own, in place of the base" if found[0] == found[1] else "its own, times the base"

@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config, complete, later_settings, neutral_settings
+from ..arch_notes import options_read
+from ..config import Config, complete, later_settings, merge, neutral_settings
 from ..errors import InputError
 from ..inputs import regular
 from ..registry import spelling
@@ -27,11 +28,16 @@ Digests = Mapping[str, str]  # path -> sha256 of the file as it was
 
 
 def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide the results of a run, by section.key, with one spelling of an architecture.
+    """Return the settings that decide the results of a run, by section.key, with one spelling of an architecture and
+    without options of it that are at their defaults.
 
     A setting that is newer than the run has the value that corresponds to the time before it.
     """
-    settings = {key: value for key, value in flat(complete(recorded)) if key not in neutral_settings()}
+    whole = complete(recorded)
+    if (model := whole.get("model", {})).get("options"):
+        own = options_read(model["options"], (model.get("arch"), model.get("decoder_arch")))
+        whole = merge(whole, {"model": {"options": own}})
+    settings = {key: value for key, value in flat(whole) if key not in neutral_settings()}
     for key in ("model.arch", "model.decoder_arch"):
         if isinstance(settings.get(key), str):
             settings[key] = spelling(settings[key])

@@ -17,6 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import canonical
+from ..models.idle import refuse_idle
 from ..probes import DeviceRecorder
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
@@ -58,8 +59,13 @@ class Result:
 
 
 def plan(config: Config) -> Plan:
-    """Return the plan of a run: its data are loaded, and its memory is estimated. Raises ResourceError if it does not
-    fit."""
+    """Return the plan of a new run: its data are loaded, and its memory is estimated. Raises ResourceError if it does
+    not fit, UsageError for a setting that changes nothing in its model."""
+    refuse_idle(config.model)
+    return _planned(config)
+
+
+def _planned(config: Config) -> Plan:
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
     say_unmeasured(config)  # before the data are read: an unknown name of a probe raises an error here
@@ -115,7 +121,7 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
     config = validated(complete(stored.config))
     if steps is not None:
         config = validated(merge(config.model_dump(), {"train": {"steps": steps}}))
-    prepared = plan(config)
+    prepared = _planned(config)
     state = checkpoint.load(path / "checkpoints", prepared.device, stored.identity)
     prepared.team.own(state)
     if state["row"] >= config.train.steps and stored.status.state in ("finished", "diverged"):

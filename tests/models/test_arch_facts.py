@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from stabilitylab.arch_notes import note, notes
+from stabilitylab.arch_notes import built_in, note, notes
 from stabilitylab.config import ModelConfig
 from stabilitylab.labels import label, may_follow_ramp
 from stabilitylab.models import ARCHS, Place, build_model
@@ -30,6 +30,12 @@ def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
     assert not said["source"].endswith("."), f"the source of {name} ends with a full stop"
     assert "  " not in f"{said['formula']} {said['source']} {said['remarks']}"
     assert inspect.getdoc(ARCHS[name]) != inspect.getdoc(ARCHS[name].__base__)
+
+
+@pytest.mark.parametrize("name", [one.name for one in built_in() if "since 2024" in one.family.lower()])
+def test_sources_of_new_architectures_have_a_year_and_a_number(name) -> None:
+    source = facts(name, 100, 100)["source"]
+    assert re.search(r"(et al\.|and Wei|Team|GPAS) 20\d\d \(\d{4}\.\d{5}\)", source), source
 
 
 def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
@@ -66,6 +72,7 @@ def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
 def test_labels_know_what_each_architectures_gains_do(name) -> None:
     own = dict.fromkeys(("own", "beta"), "its own, in place of the base")
     words = {"base": "the base", "times base": "its own, times the base", **own}
+    words["even base"] = "the base, without gpt2's 1/sqrt(2 layers) on out and fc2"
     said = note(name)
     assert said is not None
     assert words[said.gains] == facts(name, 6, 6)["gains"]

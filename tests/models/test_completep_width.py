@@ -11,8 +11,10 @@ import torch
 from test_arch_formulas import Written, assert_equals_plain
 from test_model_forward import Array
 
-from stabilitylab.config import TrainConfig
+from stabilitylab.config import ModelConfig, TrainConfig
+from stabilitylab.designs import DESIGNS
 from stabilitylab.errors import UsageError
+from stabilitylab.labels import label
 from stabilitylab.models import Transformer, build_model
 from stabilitylab.models.base import Factors
 from stabilitylab.models.groups import groups_of
@@ -61,6 +63,38 @@ def test_the_start_shrinks_with_the_root_of_the_width_and_not_with_the_depth(ini
     (first, *_) = narrow.residuals()
     own = [first.gain(matrix) * math.sqrt(2 / 16) for matrix in ("q", "k", "v", "out")]
     np.testing.assert_allclose(own, 0.02, rtol=1e-12)
+
+
+@pytest.mark.parametrize("base", [None, 8, 64])
+@pytest.mark.parametrize("init", ["arch-normal", "arch-gpt2"])
+def test_no_matrix_shrinks_with_the_depth(init, base) -> None:
+    """At any base width, and without one: out and fc2 have no 1/sqrt(2 layers)."""
+    deep, shallow = (built(64, base, init=init, depth=depth) for depth in (24, 4))
+    wide = math.sqrt(64 / base) if base else 1.0
+    for residual, own in zip(deep.residuals(), shallow.residuals(), strict=False):
+        for matrix, (linear, rows) in residual.f.matrices.items():
+            weight, other = (each.f.get_submodule(linear).weight.detach() for each in (residual, own))
+            weight, other = (weight, other) if rows is None else (weight[rows], other[rows])
+            assert torch.equal(weight, other), matrix
+            assert float(weight.std()) == pytest.approx(0.02 / wide, rel=0.05), matrix
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"init": "arch-gpt2"}, "completep normal-init"),
+        ({"init": "arch-normal"}, "completep normal-init"),
+        ({"init": "base-normal"}, "completep normal-init"),
+        ({"init": "base-gpt2"}, "completep xavier gpt2-init"),
+        ({"init": "xavier"}, "completep"),
+        (DESIGNS["gpt2"], "completep gpt2"),
+        ({**DESIGNS["gpt2"], "init": "arch-normal"}, "completep gpt2"),
+        ({**DESIGNS["gpt2"], "init": "base-gpt2"}, "completep xavier gpt2"),
+    ],
+)
+def test_its_label_is_that_of_its_initial_weights(settings, expected) -> None:
+    sizes = {"stack": "decoder", "encoder_layers": 0, "decoder_layers": 4}
+    assert label(ModelConfig.model_validate({"arch": "completep", **sizes, **settings})) == expected
 
 
 def test_groups_of_twice_the_width_and_twice_the_depth() -> None:

@@ -35,7 +35,7 @@ class Host(Written):
         stack, layer, _ = role.split(".")
         gate = self.weights[f"{stack}.{layer}.self_attn.depth_gate"].item()
         kept = 1 - gate / (1 + math.exp(-gate))
-        host = self.config.options["host"]
+        host = self.config.options.get("host", "preln")
         if host == "postln":
             return self.norm(f"{role}.norm", kept * x + f(x))
         entering = self.norm(f"{role}.norm", x)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rest_slow import rest_slow
 from test_arch_formulas import Written, assert_equals_plain
+from test_model_forward import Array
 from test_model_invariants import gradients
 from torch import Tensor, nn
 
@@ -145,6 +146,44 @@ def test_sinkhorns_vector() -> None:
     assert abs(once.sum(0) - 1).max() == pytest.approx(0.0727, abs=5e-5)
     large = doubly_stochastic(torch.tensor(Z, dtype=torch.float64) + 800)  # exp(800) is infinite
     np.testing.assert_allclose(large.numpy(), mixture, rtol=0, atol=1e-12)
+
+
+def test_one_stream_that_starts_as_preln_is_nearly_preln(pairs) -> None:
+    """H_pre is sigmoid(8)."""
+    one = next(iter(built("mhc", n=1, start="preln").double().residuals()))
+    states = torch.randn(2, 5, 1, 16, dtype=torch.float64)
+    gather, _, spread = one.connections(states.unbind(2), states)
+    assert float(1 - gather.detach().max()) == pytest.approx(3.35e-4, rel=1e-2)
+    assert torch.equal(spread, torch.ones_like(spread))
+
+
+def in_logarithms(logits: Array) -> Array:
+    """Every round in the logarithms of float64."""
+    for _ in range(20):
+        logits = logits - np.logaddexp.reduce(logits, -2, keepdims=True)
+        logits = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
+    return np.exp(logits)
+
+
+@pytest.mark.parametrize("lower", [20.0, 95.0, 120.0, 300.0])
+def test_rows_and_columns_far_below_the_largest_logit_are_mixed(lower: float) -> None:
+    """exp(-104) is 0 in float32, and 0 / 0 was NaN."""
+    rows = torch.tensor(Z)
+    rows[1] -= lower
+    columns = torch.tensor(Z)
+    columns[:, 2] -= lower
+    falling = torch.tensor([[0.0, -8.0], [-lower - 8, -lower]])
+    odd = torch.tensor([[0.0, -8, -8], [-8, -lower, -8], [-8 - lower / 2, -lower, 3 - lower]])
+    for given in (rows, columns, falling, odd):
+        logits = given.clone().requires_grad_()
+        mixture = doubly_stochastic(logits)
+        np.testing.assert_allclose(
+            mixture.detach().numpy(), in_logarithms(given.double().numpy()), rtol=2e-4, atol=1e-30
+        )
+        (mixture * torch.arange(float(mixture.numel())).reshape(mixture.shape)).sum().backward()
+        assert logits.grad is not None
+        assert bool(logits.grad.isfinite().all())
+    np.testing.assert_allclose(doubly_stochastic(columns).numpy(), ROUNDS_20, rtol=2e-4)  # columns come first
 
 
 def test_mhc_of_one_stream_mixes_nothing_and_starts_at_the_published_mixture(pairs) -> None:

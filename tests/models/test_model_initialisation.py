@@ -214,6 +214,8 @@ def test_shared_tables_carry_the_numbers_of_their_role(tie) -> None:
 def test_roles_partition_the_parameters(arch, stack, tie, switches, small) -> None:
     if stack not in ARCHS[arch].defined_for:
         return
+    if arch.startswith("hybridnorm"):  # they have a norm of queries and keys of their own
+        switches = {key: value for key, value in switches.items() if key != "qk_norm"}
     model = small(arch, stack=stack, tie=tie, **switches)
     covered = {name: torch.zeros(len(parameter)) for name, parameter in model.named_parameters()}
     for name, part in model.parameter_roles().values():

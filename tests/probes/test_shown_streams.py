@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stabilitylab.models import Transformer, build_model
 from stabilitylab.probes import Watcher, find_sites
+from stabilitylab.probes.library.mixing import MixingGain, largest_sum
 from stabilitylab.probes.places.sites import shown_by
 
 REAL = torch.arange(7) < torch.tensor([[7], [5], [6]])
@@ -199,6 +200,17 @@ def test_the_gain_of_composed_mixtures(arch: str) -> None:
     np.testing.assert_allclose(np.array(columns).T, np.array([*expected.values()]), rtol=1e-12)
     last = list(sink.column(0, "mixing_gain", "forward").values())[-1]
     assert last == pytest.approx(1, abs=1e-6) if arch == "mhc" else last > 1.5
+
+
+def test_the_gain_is_that_of_equal_streams_and_bounds_no_others_where_entries_are_negative() -> None:
+    """The definition of mHC's figures is |sum|, not the sum of absolute values."""
+    mixture = torch.tensor([[[[1.0, -1.0], [-1.0, 1.0]]]])
+    assert largest_sum(mixture, -1).tolist() == largest_sum(mixture, -2).tolist() == [[0.0]]
+    assert (mixture @ torch.tensor([1.0, -1.0])).abs().max() == 2
+    mixture = torch.tensor([[[[0.5, -2.0], [0.25, 0.25]]]])
+    assert largest_sum(mixture, -1).tolist() == [[1.5]]
+    assert largest_sum(mixture, -2).tolist() == [[1.75]]
+    assert "only if the product has no negative entries" in " ".join((MixingGain.__doc__ or "").split())
 
 
 def test_rows_that_come_with_heads_found_later_repeat_no_place() -> None:

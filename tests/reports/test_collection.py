@@ -11,7 +11,8 @@ from making import Made, layer_rows, load, make_run
 
 from stabilitylab.errors import InputError
 from stabilitylab.reports import build
-from stabilitylab.reports.measures.comparison import comparable
+from stabilitylab.reports.base import Panel, Series
+from stabilitylab.reports.measures.comparison import comparable, hidden
 
 
 def test_a_record_knows_what_it_is_chosen_by(tmp_path: Path) -> None:
@@ -139,3 +140,10 @@ def test_a_run_that_is_named_twice_keeps_its_name(tmp_path: Path) -> None:
     first, _ = build.load(*both)
     again, _ = build.load(*both, known=first)
     assert [record.name for record in [*first, *again]] == ["x", "x"]
+
+
+def test_a_note_names_a_line_once() -> None:
+    """Two lines of one label in one panel, as of two experiments."""
+    lines = [Series("rezero llama", [1, 2], [0.0, 0.5]), Series("rezero llama", [1, 2], [0.5, 0.0])]
+    panels = [Panel("Decoder", "layer", "y", lines, log_y=True)]
+    assert hidden(panels) == ["Exactly 0 in places, so not on the logarithmic axis: rezero llama (Decoder)."]

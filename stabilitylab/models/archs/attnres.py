@@ -71,13 +71,14 @@ class Attending(Residual):
     stream="mixed",
 )
 class OverOutputs(Attending):  # no "attention" in its name, by which probes know modules that attend
-    r"""F_l reads LN(h_l), h_l = sum_{i<l} a_i v_i, v_i the output of F_i; a = softmax_i(w_l . RMSNorm(v_i)).  AttnRes.
+    r"""F_l reads LN(h_l), h_l = sum_{i<l} a_i v_i, v_i the output of F_i; a = softmax_i(w_l . RMSNorm(v_i)).  AttnRes,
+    Kimi Team 2026 (2603.15031), Eqs. 1-4.
 
-    Kimi Team 2026 (2603.15031), Eqs. 1-4. v_0 is the embedding. w = 0 at the start, so that h is an average. Branches
-    are not added to a sum. One more such attention ends the stack, followed by a norm. w_l and the gain of its RMSNorm
-    are stored in the sub-layer below, whose output is the last that they read. The first sub-layer reads the embedding
-    alone, so its w and gain would change nothing and are left out. Work and memory grow with the square of the depth.
-    Inferred: each stack of an encoder-decoder has its own sources, and cross-attention is a sub-layer like the others.
+    v_0 is the embedding. w = 0 at the start, so that h is an average. Branches are not added to a sum. One more such
+    attention ends the stack, followed by a norm. w_l and the gain of its RMSNorm are stored in the sub-layer below,
+    whose output is the last that they read. The first sub-layer reads the embedding alone, so its w and gain would
+    change nothing and are left out. Work and memory grow with the square of the depth. Inferred: each stack of an
+    encoder-decoder has its own sources, and cross-attention is a sub-layer like the others.
     """
 
 
@@ -92,11 +93,12 @@ class OverOutputs(Attending):  # no "attention" in its name, by which probes kno
     stream="mixed",
 )
 class OverBlocks(Attending):
-    r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes.
+    r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes,
+    Kimi Team 2026 (2603.15031), Eqs. 5-6.
 
-    Kimi Team 2026 (2603.15031), Eqs. 5-6. Inside a block, the sum of the block so far is one more source. With N = L
-    this is AttnRes over single outputs. If N does not divide L, blocks have L / N sub-layers rounded up (ours): the
-    last block is shorter, or there are fewer than N.
+    Inside a block, the sum of the block so far is one more source. With N = L this is AttnRes over single outputs. If N
+    does not divide L, blocks have L / N sub-layers rounded up (ours): the last block is shorter, or there are fewer
+    than N.
     """
 
     class Options(ArchOptions):

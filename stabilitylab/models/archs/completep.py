@@ -30,7 +30,7 @@ def widening(place: Place, options: Any) -> float:
     colour="#6a51a3",
     marker="h",
     rank=250,
-    gains="base",
+    gains="even base",
     family="Since 2024",
     stream="sum",
 )
@@ -39,14 +39,15 @@ class CompleteP(PreLN):
 
     The code of EleutherAI/nanoGPT-mup 6f8bc3b was read. ``arch.base_layers``: the layers of a stack at which the model
     is Pre-LN (m = 1). AdamW's groups: inside the layers the rate is multiplied by m^{a-1}; eps is multiplied by m^{-a}
-    everywhere; norms and biases have no decay. With a = 1/2 it is depth-muP, by the range of a in that code. Inferred:
-    m of each stack by itself.
+    everywhere; norms and biases have no decay. With a = 1/2 it is depth-muP, by the range of a in that code. No matrix
+    is drawn 1 / sqrt(2 layers) smaller: model.init = arch-gpt2 has the initial weights of arch-normal. Inferred: m of
+    each stack by itself.
 
     ``arch.base_width`` adds the rules for width, with n = d / base width. Matrices inside the layers: rate 1/n, decay
-    n, and standard deviation .02 / sqrt(n), without 1 / sqrt(2 layers) on out and fc2. Everywhere: eps / n. The logits
-    are divided by n. The scale of attention is H/d at every width, as in that code. The rules are written for
-    embeddings of N(0, .02^2) without a factor, so they need model.embedding_scale = 1 and model.init = arch-normal or
-    arch-gpt2, which gpt2 and llama have. Inferred: an untied output is treated as an embedding.
+    n, and standard deviation .02 / sqrt(n). Everywhere: eps / n. The logits are divided by n. The scale of attention is
+    H/d at every width, as in that code. The rules are written for embeddings of N(0, .02^2) without a factor, so they
+    need model.embedding_scale = 1 and model.init = arch-normal or arch-gpt2, which gpt2 and llama have. Inferred: an
+    untied output is treated as an embedding.
     """
 
     class Options(ArchOptions):
@@ -84,9 +85,8 @@ class CompleteP(PreLN):
         )
 
     def gain(self, matrix: str) -> float:
-        if self.options.base_width is None:
-            return super().gain(matrix)
-        return xavier_gain(replace(self.place, base="normal"), matrix) / math.sqrt(self.widening)
+        base = "normal" if self.place.base == "gpt2" else self.place.base  # without GPT-2's 1 / sqrt(2 layers)
+        return xavier_gain(replace(self.place, base=base), matrix) / math.sqrt(self.widening)
 
     def factors(self, role: str) -> Factors:
         a, wide = self.options.a, self.widening

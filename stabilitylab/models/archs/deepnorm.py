@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
-from ...config import LARGEST
-from ..base import ArchOptions, Place, arch
+from ...config import LARGEST, ModelConfig
+from ..base import ArchOptions, Place, arch, without_own_gains
 from ..sublayers import SubLayer
 from .postln import PostLN
 
@@ -68,6 +69,11 @@ class DeepNorm(PostLN):
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         return self.norm(self.shortcut(self.alpha * x) + self.added(self.f(x, *context)))
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        why = without_own_gains(config)
+        return {"arch.beta": why} if why and config.options.get("beta") is not None else {}
 
     def gain(self, matrix: str) -> float:
         if self.options.beta is not None and matrix not in UNSCALED:

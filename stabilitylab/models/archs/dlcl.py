@@ -62,9 +62,10 @@ class NormalisedCombination(Combination):
 
 @arch("dlcl", title="DLCL", colour="#8c6d31", marker="^", rank=120, gains="base", family="More streams", stream="mixed")
 class DLCL(PreLN):
-    r"""Pre-LN, layer l+1 over sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.  Wang et al. 2019.
+    r"""Pre-LN, layer l+1 over sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.  DLCL, Wang et al. 2019
+    (1906.01787).
 
-    1906.01787. One more combination comes before the final norm.
+    One more combination comes before the final norm.
     """
 
     trunk = Combination
@@ -86,9 +87,10 @@ class DLCL(PreLN):
     stream="mixed",
 )
 class DLCLPost(PostLN):
-    r"""Post-LN, layer l+1 over LN_l(sum_{k <= l} W_{lk} y_k), y_k the output of layer k.  Wang et al. 2019.
+    r"""Post-LN, layer l+1 over LN_l(sum_{k <= l} W_{lk} y_k), y_k the output of layer k.  DLCL, Wang et al. 2019
+    (1906.01787).
 
-    1906.01787. One more combination, with its norm, ends the stack.
+    One more combination, with its norm, ends the stack.
     """
 
     trunk = NormalisedCombination

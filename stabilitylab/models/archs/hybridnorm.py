@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from ...config import ModelConfig
 from ..base import Place, Residual, arch
 from ..norms import QueryKeyScale
 from ..sublayers import MultiHeadAttention, SubLayer
@@ -22,12 +24,12 @@ from ..sublayers import MultiHeadAttention, SubLayer
     stream="mixed",
 )
 class HybridNorm(Residual):
-    r"""LN(x + A(x)), x + G(x); q, k, v of A RMS-normalised in each head; a final norm.  HybridNorm, Zhuo et al. 2025.
+    r"""LN(x + A(x)), x + G(x); q, k, v of A RMS-normalised in each head; a final norm.  HybridNorm, Zhuo et al. 2025
+    (2503.04598), Eqs. 5-7.
 
-    2503.04598, Eqs. 5-7. The paper writes y = x + A(x), LN(y) + G(LN(y)), which is the same, bit for bit. The gains of
-    q, k and v are shared by the heads and have no biases. Weights are initialised with the base of all architectures;
-    the paper has a truncated normal (``model.init = arch-gpt2`` is similar). Inferred: cross-attention is treated like
-    self-attention.
+    The paper writes y = x + A(x), LN(y) + G(LN(y)), which is the same, bit for bit. The gains of q, k and v are shared
+    by the heads and have no biases. Weights are initialised with the base of all architectures; the paper has a
+    truncated normal (``model.init = arch-gpt2`` is similar). Inferred: cross-attention is treated like self-attention.
     """
 
     final_norm = True
@@ -41,6 +43,11 @@ class HybridNorm(Residual):
             f.qk_norm = QueryKeyScale("rmsnorm", place.width // f.heads, values=True)
         elif not self.is_pre:
             del self.norm
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        own = "the architecture has a norm of queries, keys and values of its own"
+        return {"model.qk_norm": own} if config.qk_norm else {}
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         if self.is_pre:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..base import ArchOptions, Factors, Place, Residual, Trunk, arch
+from ...config import ModelConfig
+from ..base import ArchOptions, Factors, Place, Residual, Trunk, arch, without_own_gains
 from ..sublayers import SubLayer
 
 Streams = tuple[Tensor, ...]
@@ -82,14 +84,15 @@ class Connected(Residual):
     stream="mixed",
 )
 class StaticHyperConnections(Connected):
-    r"""x <- A_r^T x + B F(LN(A_m^T x)), n streams x; B = 1, A_m = e_{s mod n}, A_r = 1 at the start.  Zhu et al. 2024.
+    r"""x <- A_r^T x + B F(LN(A_m^T x)), n streams x; B = 1, A_m = e_{s mod n}, A_r = 1 at the start.  HC, Zhu et al.
+    2024 (2409.19606), Eqs. 1-2, 14.
 
-    2409.19606, Eqs. 1-2 and 14. s is the sub-layer's number in its stack, from 0. At the start each stream is that of
-    Pre-LN. A and B have no weight decay, as in the paper. The stack ends in the mean of the streams and a final norm.
-    The paper has the sum, which the norm makes equal to the mean. ``arch.root_n = true`` multiplies the standard
-    deviation of out and fc2 by sqrt(n), as the paper says. It is off by default (ours), since it does not balance a sum
-    of equal streams and ends the equality with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams,
-    and cross-attention has its own connection.
+    s is the sub-layer's number in its stack, from 0. At the start each stream is that of Pre-LN. A and B have no weight
+    decay, as in the paper. The stack ends in the mean of the streams and a final norm. The paper has the sum, which the
+    norm makes equal to the mean. ``arch.root_n = true`` multiplies the standard deviation of out and fc2 by sqrt(n), as
+    the paper says. It is off by default (ours), since it does not balance a sum of equal streams and ends the equality
+    with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams, and cross-attention has its own
+    connection.
     """
 
     learns = "A_m, B: n, A_r: n^2 numbers a sub-layer; the final norm of each stack"
@@ -107,6 +110,13 @@ class StaticHyperConnections(Connected):
 
     def connections(self, stream: Streams, states: Tensor) -> Connections:
         return self.gather, self.carry.mT, self.spread
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        if not config.options.get("root_n"):
+            return {}
+        why = "arch.n = 1, whose root is 1" if config.options.get("n") == 1 else without_own_gains(config)
+        return {"arch.root_n": why} if why else {}
 
     def gain(self, matrix: str) -> float:
         larger = self.options.root_n and matrix in ("out", "fc2")
@@ -128,10 +138,11 @@ class StaticHyperConnections(Connected):
 )
 class HyperConnections(StaticHyperConnections):
     r"""Static ones plus s tanh(LN(x) W) for B, A_m and A_r, W = 0 at the start, s = .01.  Hyper-Connections, Zhu et al.
+    2024 (2409.19606), Eqs. 10-13.
 
-    2409.19606, Eqs. 10-13; n = 4. LN is a norm of each stream; each connection has its own. The start of s is that of
-    the listing in the paper's appendix, of which only notes were read. At the start the model equals the static one,
-    bit for bit. W has weight decay.
+    The paper's n is 4. LN is a norm of each stream; each connection has its own. The start of s is that of the listing
+    in the paper's appendix, of which only notes were read. At the start the model equals the static one, bit for bit. W
+    has weight decay.
     """
 
     learns = "beside the static ones W_b, W_m: d, W_r: d n, 2 scales and a norm a sub-layer"

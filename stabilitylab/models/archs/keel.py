@@ -17,13 +17,13 @@ def keel_alpha(place: Place) -> float:
 
 @arch("keel", title="KEEL", colour="#0072B2", marker="P", rank=200, gains="base", family="Since 2024")
 class Keel(Residual):
-    r"""x_{l+1} = LN(alpha x_l + F(LN(x_l))), alpha = L, all sub-layers.  KEEL, Chen and Wei 2026, Eqs. 8, 28.
+    r"""x_{l+1} = LN(alpha x_l + F(LN(x_l))), alpha = L, all sub-layers.  KEEL, Chen and Wei 2026 (2601.19895), Eqs. 8,
+    28.
 
-    2601.19895. Norms have gains and no biases. The first attention of a stack is x + F(LN(x)), without an outer norm.
-    The other sub-layers of layer 1 have alpha = 1 (Sec. 3.1). The last outer norm is the final norm, since the paper
-    does not mention another. The paper trains decoders. Inferred: alpha = 2N and 3M in an encoder-decoder, with these
-    exceptions at the bottom of each stack. ``arch.inner = false`` leaves the inner norms out (the ablation of its Eq.
-    24).
+    Norms have gains and no biases. The first attention of a stack is x + F(LN(x)), without an outer norm. The other
+    sub-layers of layer 1 have alpha = 1 (Sec. 3.1). The last outer norm is the final norm, since the paper does not
+    mention another. The paper trains decoders. Inferred: alpha = 2N and 3M in an encoder-decoder, with these exceptions
+    at the bottom of each stack. ``arch.inner = false`` leaves the inner norms out (the ablation of its Eq. 24).
     """
 
     takes_alpha = True

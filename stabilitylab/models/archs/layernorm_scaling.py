@@ -26,7 +26,9 @@ from .preln import PreLN
 class LayerNormScaling(PreLN):
     r"""Pre-LN, x_{l+1} = x_l + F(LN(x_l) / sqrt(l)) in layer l.  The Curse of Depth, Sun et al. 2025 (2502.05795).
 
-    The final norm is not scaled. The paper has only decoders. Inferred: l restarts at 1 in each stack.
+    1/sqrt(l) is a constant, as in the authors' code. The code of ProRes and of GPAS has it as the initial value of the
+    norm's gain instead, and trains it: the same model at the start, and not after. The final norm is not scaled. The
+    paper has only decoders. Inferred: l restarts at 1 in each stack.
     """
 
     scale: Tensor

@@ -23,10 +23,11 @@ def last_post_layer(layers: int, share: float = SHARE) -> int:
     "mix-ln", title="Mix-LN", colour="#56B4E9", marker="X", rank=220, gains="base", family="Since 2024", stream="mixed"
 )
 class MixLN(Residual):
-    r"""LN(x + F(x)) in layers l <= floor(a N), x + F(LN(x)) above, and a final norm.  Mix-LN, Li et al. 2024.
+    r"""LN(x + F(x)) in layers l <= floor(a N), x + F(LN(x)) above, and a final norm.  Mix-LN, Li et al. 2024
+    (2412.13795).
 
-    2412.13795. The authors' code (pixeli99/MixLN ff45826) was read; its a is 1/4. ``arch.post_share`` is a. Inferred: a
-    and the boundary hold for each stack by itself.
+    The authors' code (pixeli99/MixLN ff45826) was read; its a is 1/4. ``arch.post_share`` is a. Inferred: a and the
+    boundary hold for each stack by itself.
     """
 
     final_norm = True

@@ -23,11 +23,12 @@ from .preln import PreLN
     stream="sum",
 )
 class NormFormer(PreLN):
-    r"""x + LN(W_o [g_h head_h(LN(x))]_h) and x + W_2 LN(relu(W_1 LN(x))), else Pre-LN.  Shleifer et al. 2021.
+    r"""x + LN(W_o [g_h head_h(LN(x))]_h) and x + W_2 LN(relu(W_1 LN(x))), else Pre-LN.  NormFormer, Shleifer et al.
+    2021 (2110.09456).
 
-    2110.09456. g_h, one number per head, starts at 1. (fairseq's code applies g_h after W_o, where heads no longer
-    exist; this is not followed.) The optional scale of the residual is left out. Inferred: encoder and decoder are
-    treated alike, and cross-attention is as in Pre-LN.
+    g_h, one number per head, starts at 1. (fairseq's code applies g_h after W_o, where heads no longer exist; this is
+    not followed.) The optional scale of the residual is left out. Inferred: encoder and decoder are treated alike, and
+    cross-attention is as in Pre-LN.
     """
 
     learns = "g: H a self-attention; a norm (d) behind it and one (d_ffn) in each feed-forward block; the final norm"

@@ -28,9 +28,10 @@ class Dual(Trunk):
 
 @arch("resi-dual", title="ResiDual", colour="#0072B2", marker="*", rank=190, gains="base", family="More streams")
 class ResiDual(Residual):
-    r"""x_{l+1} = LN(x_l + F(x_l)) beside d_{l+1} = d_l + F(x_l); a stack ends in x + LN(d).  ResiDual, Xie et al. 2023.
+    r"""x_{l+1} = LN(x_l + F(x_l)) beside d_{l+1} = d_l + F(x_l); a stack ends in x + LN(d).  ResiDual, Xie et al. 2023
+    (2304.14802).
 
-    2304.14802. Sub-layers and probes read x. Weights are initialised as in Post-LN.
+    Sub-layers and probes read x. Weights are initialised as in Post-LN.
     """
 
     trunk = Dual

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...config import ModelConfig
+from ...designs import DESIGNS
 from ..base import Place, Residual, Trunk, arch, xavier_gain
 from ..sublayers import FeedForward, SubLayer
 
@@ -48,12 +50,13 @@ class RFixupTrunk(Trunk):
     stream="sum",
 )
 class RFixup(Residual):
-    r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
+    r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019
+    (1901.09321).
 
-    1901.09321. There is no norm. Initial weights are those of the authors' Transformer: q, k and v are drawn L^{-1/6}
-    smaller, fc1 L^{-1/2} smaller; out, fc2 and an untied output matrix are 0. L is the number of sub-layers of the
-    model. (The authors' cross-attention takes 12 for any L; this is not followed.) In cross-attention b shifts the
-    query alone. Inferred: L of a single stack.
+    There is no norm. Initial weights are those of the authors' Transformer: q, k and v are drawn L^{-1/6} smaller, fc1
+    L^{-1/2} smaller; out, fc2 and an untied output matrix are 0. L is the number of sub-layers of the model. (The
+    authors' cross-attention takes 12 for any L; this is not followed.) In cross-attention b shifts the query alone.
+    Inferred: L of a single stack.
     """
 
     normalised = False
@@ -80,6 +83,13 @@ class RFixup(Residual):
             "Fixup's gains and shifts are derived for feed-forward blocks of two matrices, and SwiGLU has three; give "
             "--set model.activation=relu, or another architecture"
         )
+
+    @classmethod
+    def idle(cls, config: ModelConfig) -> Mapping[str, str]:
+        by_design = DESIGNS[config.design].get("bias", True)
+        if config.bias or config.bias == by_design or (config.qk_norm and config.norm == "layernorm"):
+            return {}
+        return {"model.bias": "the architecture has no biases"}
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         branch = self.branch(self.f(self.shift(x), *context))

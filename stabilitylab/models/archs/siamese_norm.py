@@ -40,11 +40,12 @@ class Siamese(Trunk):
     stream="mixed",
 )
 class SiameseNorm(Residual):
-    r"""o = F(LN(p + LN(y))); p <- LN(p + o / sqrt(c)), y <- y + o; a stack ends in p + LN(y).  Li et al. 2026.
+    r"""o = F(LN(p + LN(y))); p <- LN(p + o / sqrt(c)), y <- y + o; a stack ends in p + LN(y).  SiameseNorm, Li et al.
+    2026 (2602.08064).
 
-    2602.08064. The authors' code for vision (Qwen-Applications/SiameseNorm 70efa00) and notes of the paper were read.
-    The code of its language models was not read. They have HybridNorm's q, k and v in the stream p; this is unsure, and
-    left out here. Depth scale: with ``arch.depth_scale = layer``, c is the layer's number from 1, as in the notes. With
+    The authors' code for vision (Qwen-Applications/SiameseNorm 70efa00) and notes of the paper were read. The code of
+    its language models was not read. They have HybridNorm's q, k and v in the stream p; this is unsure, and left out
+    here. Depth scale: with ``arch.depth_scale = layer``, c is the layer's number from 1, as in the notes. With
     ``twice``, c is twice that number, as in the code; the code also has a norm of p in front of each sub-layer, which
     is left out. With ``off``, c = 1. ``arch.inner = false`` leaves out the norm in front of F. Probes read p. Inferred:
     each stack of an encoder-decoder has its own streams.

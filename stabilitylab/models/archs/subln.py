@@ -23,9 +23,10 @@ def subln_gamma(place: Place) -> float:
 
 @arch("subln", title="Sub-LN", colour="#009E73", marker="p", rank=150, gains="own", family="More norms", stream="sum")
 class SubLN(PreLN):
-    r"""x + W_o LN(heads(LN(x))) and x + W_2 LN(relu(W_1 LN(x))); v, out, fc1, fc2 drawn with gamma.  Wang et al. 2022.
+    r"""x + W_o LN(heads(LN(x))) and x + W_2 LN(relu(W_1 LN(x))); v, out, fc1, fc2 drawn with gamma.  Magneto, Wang et
+    al. 2022 (2210.06423).
 
-    Magneto, 2210.06423. q and k have gain 1. Cross-attention has no inner norm and gain 1, as in the authors' code.
+    q and k have gain 1. Cross-attention has no inner norm and gain 1, as in the authors' code.
     """
 
     learns = "a norm in front of out (d; not in cross-attention) and of fc2 (d_ffn); the final norm"

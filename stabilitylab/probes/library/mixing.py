@@ -31,10 +31,13 @@ def mixings(sites: Sites) -> Sequence[Site]:
 )
 class MixingGain(Probe):
     """The gain of H_l ... H_2 H_1, where H_l is the (n, n) matrix that carries n streams past sub-layer l of a stack.
-    ``forward``: the largest absolute row sum of the product. ``backward``: its largest absolute column sum.
-    ``own_forward`` and ``own_backward``: the same for H_l alone. All are means over real tokens. They bound the growth
-    of signals and of gradients through the streams. mHC, Xie et al. 2025 (2512.24880), whose figures show the gain for
-    Hyper-Connections and for mHC.
+    ``forward``: the largest of the absolute values of the product's row sums. ``backward``: the same for its column
+    sums. ``own_forward`` and ``own_backward``: the same for H_l alone. All are means over real tokens. mHC, Xie et al.
+    2025 (2512.24880), whose figures show the gain for Hyper-Connections and for mHC.
+
+    The gain is the factor on a signal, or a gradient, that is equal in all streams. It bounds the growth of every
+    signal only if the product has no negative entries, as in mHC. Entries of Hyper-Connections may be negative, and
+    then cancel in a sum: [[1, -1], [-1, 1]] has gain 0, and doubles the signal (1, -1).
 
     Look for a forward or backward gain that grows with l. The gain is 1 at the start of Hyper-Connections, at most
     about 1.6 for mHC in its paper, and up to 3000 for that paper's Hyper-Connections of 27B. A matrix whose rows and
@@ -64,5 +67,5 @@ class MixingGain(Probe):
 
 
 def largest_sum(matrices: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the largest absolute sum along ``axis``: (B, T)."""
+    """Return the largest of the absolute values of the sums along ``axis``, in which signs cancel: (B, T)."""
     return matrices.sum(axis).abs().amax(-1)

@@ -193,7 +193,7 @@ def hidden(panels: Iterable[Panel]) -> list[str]:
         for line in panel.series
         if not line.right and any(value == 0 for value in (line.y if line.low is None else line.low))
     ]
-    return [f"Exactly 0 in places, so not on the logarithmic axis: {'; '.join(names)}."] if names else []
+    return [f"Exactly 0 in places, so not on the logarithmic axis: {'; '.join(dict.fromkeys(names))}."] if names else []
 
 
 def last_nll(record: Record) -> float:
