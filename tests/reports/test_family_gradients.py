@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from making import Made, load, make_run
+from PIL import Image
 
+from stabilitylab import arch_notes
 from stabilitylab.experiments import SWEEPS, Recipe
 from stabilitylab.models import ARCHS
 from stabilitylab.reports import FIGURES, MissingRuns
@@ -58,3 +61,14 @@ def test_its_runs_are_decoders_of_200_layers_of_every_architecture_but_two() -> 
         assert experiment.kind == "onestep"
     assert {experiment.config.train.seed for experiment in made} == {3, 4, 5}
     assert "decoder" not in ARCHS["tfixup"].defined_for
+
+
+def test_the_picture_in_the_docs_has_the_colour_of_every_architecture() -> None:
+    """A palette of too few colours gives several architectures one colour."""
+    path = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "family-gradients.png"
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"), dtype=int).reshape(-1, 3)
+    for note in arch_notes.built_in():
+        if note.name not in LEFT_OUT:
+            wanted = [int(note.colour[place : place + 2], 16) for place in (1, 3, 5)]
+            assert (np.abs(pixels - wanted).max(axis=1) <= 6).sum() > 100, note.name
