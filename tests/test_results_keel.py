@@ -89,15 +89,6 @@ def test_six_questions(study) -> None:
     ]
 
 
-def test_the_page_has_the_tables_that_its_ledgers_make(study) -> None:
-    page = study.page.PAGE
-    texts = [path.read_text(encoding="utf-8") for path in page.paths]
-    assert [*map(page.renewed, texts)] == texts
-    assert texts[0].count("<!-- results:") == 5
-    assert texts[1].count("<!-- keel:") == 4
-    assert page.renewed(texts[1].replace("| 12 | KEEL |", "| 12 | Keel |")) == texts[1]
-
-
 def test_the_table_of_rates_takes_whole_runs_of_known_arms(study, tmp_path: Path, monkeypatch) -> None:
     """A run of a search that was stopped at its first rung, and one of another model, have no place in it."""
     known = study.own_rates_page.label_of(study.protocol.STUDY, "keel-no-inner", 12)

@@ -133,3 +133,18 @@ def test_a_run_found_by_its_line_is_the_run_of_the_settings(known, study, tmp_pa
     assert known.own_rates.end_of_line({**line, "metrics": "validation_nll=nan", "verdict": "trained"}).failed
     experiment = study.experiment("keel", 2, 1e-3, 3, {"data": {"source": "synthetic"}})
     assert known.own_rates.end_of(Ledger(tmp_path / "ledger.csv"), experiment) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "mark", "blocks", "arm"),
+    [("keel", "keel", (5, 4), "KEEL"), ("deepnorm-baseline", "baseline", (6, 3), "Pre-LN")],
+)
+def test_the_pages_of_a_study_have_the_tables_that_its_files_make(
+    folder: str, mark: str, blocks: tuple[int, int], arm: str
+) -> None:
+    with scripts_of(f"results/{folder}", "results") as load:
+        page = load("page").PAGE
+        texts = [path.read_text(encoding="utf-8") for path in page.paths]
+        assert [*map(page.renewed, texts)] == texts
+        assert (texts[0].count("<!-- results:"), texts[1].count(f"<!-- {mark}:")) == blocks
+        assert page.renewed(texts[1].replace(f"| 12 | {arm} |", "| 12 | another |")) == texts[1]

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..api import RunWatcher
 from ..errors import UsageError, in_words
+from ..lr_find.subject import made_for
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Any], Any] | None
 ONE_OR_SEVERAL = "give a torch optimizer, a list of several, or a function that makes one or several"
@@ -144,11 +145,7 @@ def named_once(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
 
 def _made_by(function: Any, model: nn.Module) -> Any:
     try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        names = []
-    try:
-        return function(model if names[:1] == ["model"] else model.parameters())
+        return made_for(function, model)
     except Exception as error:
         raise UsageError(f"the function that makes the optimizer failed: {in_words(error)}.") from error
 

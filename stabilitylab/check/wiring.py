@@ -132,16 +132,12 @@ def held(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Itera
         yield from (not_checked(name, "no optimizer was given") for name in (LEFT_OUT, DOUBLES))
         return
     count = Counter(id(own) for one in optimizers for group in one.param_groups for own in group["params"])
-    own: Mapping[str, Tensor] = {
-        name: parameter
-        for name, parameter in parameters_of(model).items()
-        if parameter.requires_grad and parameter.grad is not None
-    }
-    missing = [name for name, parameter in own.items() if not count[id(parameter)]]
+    every: Mapping[str, Tensor] = parameters_of(model)
+    own = {name: one for name, one in every.items() if one.requires_grad and one.grad is not None}
+    missing = [name for name, one in own.items() if not count[id(one)]]
     who = "it holds" if len(optimizers) == 1 else f"the {len(optimizers)} optimizers hold"
     measured = f"{len(missing)} of {len(own)}: {listed(missing)}" if missing else f"{who} all {len(own)}"
     yield weigh_names(LEFT_OUT, missing, measured)
-    every = parameters_of(model)
-    doubled = [name for name, parameter in every.items() if count[id(parameter)] > 1]
+    doubled = [name for name, one in every.items() if count[id(one)] > 1]
     measured = f"{len(doubled)} of {len(every)}: {listed(doubled)}"
     yield weigh_names(DOUBLES, doubled, measured if doubled else "no parameter is held twice")

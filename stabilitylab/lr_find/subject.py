@@ -299,7 +299,10 @@ def trial_model(model: nn.Module, optimizer: Any) -> TrialModel:
     _device(model)
     own = _optimizers(optimizer)
     if own is None:
-        own = _optimizers(_called(optimizer or AdamW, model))
+        function = optimizer or AdamW
+        if not callable(function):
+            raise UsageError("optimizer must be a torch optimizer, a list of them, or a function of the parameters.")
+        own = _optimizers(made_for(function, model))
     if not own:
         raise UsageError("optimizer must be a torch optimizer, a list of them, or a function of the parameters.")
     held = {id(p) for one in own for group in one.param_groups for p in group["params"]}
@@ -348,9 +351,9 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...] | None:
     return None
 
 
-def _called(function: Any, model: nn.Module) -> Any:
-    if not callable(function):
-        raise UsageError("optimizer must be a torch optimizer, a list of them, or a function of the parameters.")
+def made_for(function: Callable[[Any], Any], model: nn.Module) -> Any:
+    """Return what a function that makes optimizers makes for a model. It gets the model if its first argument is called
+    ``model``, otherwise the model's parameters."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -23,6 +23,7 @@ import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
 from stabilitylab.diagnose.audited import audited
 from stabilitylab.probes import Watcher
+from stabilitylab.probes._engine import passes
 from stabilitylab.probes._engine.update_batch import UpdateBatch
 from stabilitylab.schema import Cells
 from stabilitylab.store import Run
@@ -805,6 +806,16 @@ def test_a_forward_without_a_backward_is_no_part_of_a_row(loop: Loop, wanted: Lo
     assert not watcher.incident
     assert watcher.audit["forwards"] == plainly.audit["forwards"]
     assert watcher.audit["forwards_without_backward"] == count  # of the model itself
+
+
+@pytest.mark.parametrize("first", [left_out, raises, nothing])
+def test_a_pass_that_is_added_up_in_pieces_is_whole_or_left_out(first: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward with more numbers than may wait at once."""
+    oracle, _, _ = recorded(plain, probes="standard,attention_heads", reference=None)
+    monkeypatch.setattr(passes, "HELD", 0)
+    found, watcher, _ = recorded(loop_with(first=first), probes="standard,attention_heads", reference=None)
+    alike(found, oracle)
+    assert not watcher.incident
 
 
 def test_forwards_all_stay_where_no_backward_is_seen() -> None:

@@ -138,7 +138,8 @@ class Backwards:
 
     def _zeroed(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Return True if something has set the gradients that the last backward left to zero: that of the witness, and
-        those of these ``parameters``. They are read only where something has written to that of the witness."""
+        those of these ``parameters``. They are read only where something has written to that of the witness: the
+        device is asked once for that of the witness, and once for all others if that one is zero."""
         if (witness := self._witness) is None:
             return False
         gradient = witness.parameter.grad
@@ -147,8 +148,10 @@ class Backwards:
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         with suppress(NotImplementedError, RuntimeError):  # of layouts whose entries cannot be counted
-            every = (p.grad for p in (witness.parameter, *parameters) if p.grad is not None)
-            return not any(bool(each.detach().count_nonzero()) for each in every)
+            if gradient.count_nonzero():
+                return False
+            rest = [p.grad.count_nonzero().to(gradient.device) for p in parameters if p.grad is not None]
+            return not rest or not torch.stack(rest).any()
         return False
 
     def _reached(self, number: int, inside: bool, _: torch.Tensor) -> None:

@@ -96,9 +96,12 @@ class Board:
 
     def reduce_apart(self, masks: Masks, number: int) -> None:
         """Add what waits to sums of the pass of this ``number``, which :meth:`join` adds to the columns."""
-        if (apart := self._apart.get(number)) is None:
+        apart = self._apart.get(number)
+        if apart is None or len(apart.seen) < len(self._seen):  # places were found since
             parts = {c: torch.full_like(p, 0 if self.rules[c].additive else -torch.inf) for c, p in self.parts.items()}
-            apart = self._apart[number] = Apart(parts, np.zeros_like(self._seen))
+            own = self._apart[number] = Apart(parts, np.zeros_like(self._seen))
+            self._add_apart(apart, own)
+            apart = own
         before = self.parts, self._seen
         self.parts, self._seen = apart
         try:
@@ -107,13 +110,16 @@ class Board:
             self.parts, self._seen = before
 
     def join(self, number: int) -> None:
-        """Add the sums of a pass that stand apart, if any do. Places that were found later are not in them."""
-        if (apart := self._apart.pop(number, None)) is None:
-            return
-        for column, values in apart.parts.items():
-            own = self.parts[column][: len(values)]
+        """Add the sums of a pass that stand apart, if any do, to the columns."""
+        self._add_apart(self._apart.pop(number, None), Apart(self.parts, self._seen))
+
+    def _add_apart(self, apart: Apart | None, into: Apart) -> None:
+        """Add sums, if there are any, to others, which may have more places."""
+        for column, values in ({} if apart is None else apart.parts).items():
+            own = into.parts[column][: len(values)]
             own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
-        self._seen[: len(apart.seen)] |= apart.seen
+        if apart is not None:
+            into.seen[: len(apart.seen)] |= apart.seen
 
     def leave_out_apart(self, number: int) -> None:
         """Leave out the sums of a pass that stand apart, if any do."""

@@ -159,36 +159,32 @@ class TrainingPass(Pass):
         if self.residuals is not None:
             self.residuals.end(whole=not self._inside)
         last, number = not more, self._number
-        without = self._listening - self._reached if last and self._reached else set[int]()
-        self._join_known(last)
+        for before in sorted(self._apart - {number}):
+            if self._belongs(before, last):
+                self._join(before)
+        if self._inside:
+            self._leave_out({number})  # its forward raised
         super().end(more)
-        if number in self._apart and (number in self._reached or number not in self._listening):
-            self._join(number)  # added up before it was known
-        if last and not self._reached:
-            self._join(number)
-        elif more and self._recorded and number not in self._apart:
-            self._count_clean()
+        if self._belongs(number, last):
+            self._join(number, count=more and self._recorded)
         self._recorded = False
-        if without:
-            self.skipped += sum(number in without for number in self._ended)
+        if last and (without := {one for one in self._listening if not self._belongs(one, last)}):
+            self.skipped += sum(one in without for one in self._ended)
             self._leave_out(without)
 
-    def _join_known(self, last: bool) -> None:
-        """Add the passes before this one to the row that belong to it: those that a backward has reached; once the row
-        ends, all of them if a backward has reached none."""
-        known = self._apart if last and not self._reached else self._apart & self._reached
-        for number in sorted(known - {self._number}):
-            self._join(number)
-            self._count_clean()
+    def _belongs(self, number: int, last: bool) -> bool:
+        """Return True if a pass is known to be of the row: a backward has reached it, or nothing tells, or the row has
+        ended (``last``) and no backward has reached any pass."""
+        return number in self._reached or number not in self._listening or (last and not self._reached)
 
-    def _join(self, number: int) -> None:
-        self._apart.discard(number)
-        for board in self.boards:
-            if board.probe.on == "forward":
-                board.join(number)
-
-    def _count_clean(self) -> None:
-        if self._clean is not None:
+    def _join(self, number: int, count: bool = True) -> None:
+        """Add the numbers of a pass that stand apart, if any do, to the row. ``count``: more passes follow."""
+        if number in self._apart:
+            self._apart.remove(number)
+            for board in self.boards:
+                if board.probe.on == "forward":
+                    board.join(number)
+        if count and self._clean is not None:
             self._clean.count()
 
     def _leave_out(self, numbers: set[int]) -> None:
@@ -459,11 +455,9 @@ class TrainingPass(Pass):
 
     def _reduce(self) -> None:
         """Add up what waits: with the row, or apart from it if no backward has reached the forward of this pass."""
-        backwards, number = self.backwards, self._number
-        if backwards is None or not backwards.looks or number in self._reached:
-            super()._reduce()
-            return
-        if number not in self._listening and not self._inside:
+        number = self._number
+        is_open = self._inside and self.backwards is not None and self.backwards.looks  # it may yet be left out
+        if number in self._reached or not (is_open or number in self._listening):
             super()._reduce()
             return
         self._apart.add(number)
