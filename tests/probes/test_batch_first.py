@@ -26,7 +26,9 @@ class Attention(nn.Module):
 
     def __init__(self, columns: bool, turns: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.q, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        # the gradient of a bias on k is nothing but rounding, and Adam's first update makes a step of that
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)
         self.columns, self.turns = columns, turns
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
