@@ -31,7 +31,7 @@ demo: $(VENV)/.base
 	$(BIN)/stabilitylab report runs
 	@echo
 	@echo "Look:  report/index.html                                        figures, claims, runs on one page"
-	@echo "Next:  $(BIN)/stabilitylab claims --fast                        21 published claims, judged in minutes"
+	@echo "Next:  $(BIN)/stabilitylab claims --fast                        21 claims, judged in minutes"
 	@echo "       $(BIN)/stabilitylab sweep branchnorm:8 --jobs $(JOBS)             the runs that a paper's figure needs"
 	@echo "       docs/runs.md                                            the tables in pandas"
 

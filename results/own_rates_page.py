@@ -160,8 +160,11 @@ def _search(study: Study, out: Path, arm: str, layers: int) -> str:
     own = [row for row in rows_of(out / "search.csv") if row["label"] == label and int(row["layers"]) == layers]
     if not own:
         return ""
-    rates, failed = [float(row["lr"]) for row in own], sum(row["verdict"] in FAILED for row in own)
-    return f" So do {failed} of the {len(own)} runs of its search, at rates from {min(rates):g} to {max(rates):g}."
+    rates = [float(row["lr"]) for row in own]
+    failed = f"{sum(row['verdict'] in FAILED for row in own)} of the {len(own)} runs of its search fail too"
+    others = [f"{row['verdict']} after {row['step']} updates" for row in own if row["verdict"] not in FAILED]
+    told = f"; the others: {', '.join(others)}" if others else ""
+    return f" {failed}, at rates from {min(rates):g} to {max(rates):g}{told}."
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -25,6 +25,12 @@ def make_callable(package: str, module: str) -> None:
             return function()(*args, **options)
 
         @property
+        def __doc__(self) -> str:  # type: ignore[override]
+            called = function()
+            told = f"{called.__name__}{inspect.signature(called)}\n\n{inspect.getdoc(called)}"
+            return f"{self.__dict__['__doc__']}\n\n{told}"
+
+        @property
         def __signature__(self) -> inspect.Signature:
             return inspect.signature(function())
 

@@ -140,12 +140,13 @@ FACTS = {"formula", "source", "remarks", "learns", "options", "choices", "gains"
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
-    name, *blocks = run("list", "archs", "Deep_Norm")[1].splitlines()[:7]
+    name, *blocks = run("list", "archs", "Deep_Norm")[1].splitlines()[:8]
     assert name == "deepnorm"
     assert [line.strip() for line in blocks] == [
         "x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta",
         "source: DeepNet, Figure 2",
         "learns besides: nothing",
+        "remarks: For controls, `arch.beta` replaces beta, and `model.alpha` replaces alpha.",
         "initial gains: its own, in place of the base",
         "options (--set): arch.beta = None",
         "at 200 layers, encoder-decoder: encoder: alpha = 3.41574, beta = 0.20631; "

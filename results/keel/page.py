@@ -24,10 +24,10 @@ from stabilitylab.reports.figures.table.keel import RateEnd, drawn
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
-    "keel": ("KEEL", "#D55E00"),
+    "keel": ("KEEL", "#882255"),
     "deepnorm": ("DeepNorm", "#E69F00"),
     "branchnorm": ("BranchNorm", "#0072B2"),
-    "keel-no-inner": ("KEEL, no inner norm", "#56B4E9"),
+    "keel-no-inner": ("KEEL, no inner norm", "#CC79A7"),
 }
 
 

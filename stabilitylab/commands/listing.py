@@ -128,13 +128,15 @@ def _others(choices: Sequence[Any], value: Any) -> str:
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
-    """Return formula, source, extras and constants of one architecture, a line each; ``at`` names the depth."""
+    """Return formula, source, extras, remarks and constants of an architecture, a line each; ``at`` names the depth."""
     constants = [
         f"{stack}: " + ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
         for stack, values in facts["constants"].items()
         if values
     ]
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
+    if facts["remarks"]:
+        lines.append(f"remarks: {facts['remarks'].replace('``', '`')}")
     lines.append(f"initial gains: {facts['gains']}")
     if facts["options"]:
         shown = (

@@ -211,7 +211,7 @@ def test_constants_of_decoders_alone(row) -> None:
     assert said["deepnorm"] == pytest.approx({"alpha": alpha, "beta": beta}, abs=6e-7)
     assert said["branchnorm"] == pytest.approx({"beta": beta}, abs=6e-7)
     assert said["subln"] == pytest.approx({"gamma": gamma}, abs=6e-7)
-    assert said["admin"] == pytest.approx({"omega of admin-torch": admin}, abs=6e-7)
+    assert said["admin"] == pytest.approx({"omega of admin-torch, not used here": admin}, abs=6e-7)
     assert said["deepnorm"]["alpha"] ** 2 + 0.32 * said["deepnorm"]["beta"] ** 4 == pytest.approx(variance, abs=2e-6)
 
 

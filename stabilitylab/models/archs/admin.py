@@ -42,7 +42,7 @@ class Admin(PostLN):
         """Return the constant that the package admin-torch has in the place of the profiled omega, sqrt((n + 1) / ln(n
         + 1) - 1) for n sub-layers of a stack; nothing here uses it."""
         n = place.stack_sublayers
-        return {"omega of admin-torch": math.sqrt((n + 1) / math.log(n + 1) - 1)}
+        return {"omega of admin-torch, not used here": math.sqrt((n + 1) / math.log(n + 1) - 1)}
 
     @staticmethod
     @contextmanager

@@ -1,5 +1,5 @@
-"""The critical rate of the first update against depth, for every architecture: the need for a warm-up by
-initialisation."""
+"""The critical rate of the first update against depth, for six architectures and their controls: the
+need for a warm-up by initialisation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLES = tuple(table for table, *_ in SHOWN)
 
 @sweep("curvature:depth", scales=("tiny", "paper"), minutes=120)
 def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
-    """Steps once with every architecture, 3 to 25 layers a side, six seeds; at scale paper the base size, up to 100."""
+    """Steps once with six architectures and their controls, 3 to 25 layers a side, six seeds; at scale paper to 100."""
     depths = (3, 6, 12, 25) if ask.tiny else (6, 12, 18, 25, 50, 100)
     yield from ask.runs(
         one_step.ARCHS, depths, one_step.size(ask), probing("default", *TABLES), seeds=protocol.SEEDS, kind="onestep"
