@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,11 @@ def test_callbacks_name_the_options_of_watch() -> None:
     assert WatchKeywords.__annotations__.keys() == theirs.keys()
     named = {name: getattr(one, "__forward_arg__", one) for name, one in WatchKeywords.__annotations__.items()}
     assert named == theirs
+
+
+@pytest.mark.parametrize("name", ["bisect", "explain", "lr_find"])
+def test_the_help_of_a_package_that_is_called_has_the_parameters_of_its_function(name: str) -> None:
+    called = getattr(sl, name)
+    text = pydoc.plain(pydoc.render_doc(called))
+    assert f"{name}(" in text
+    assert all(f"{one}: " in text for one in inspect.signature(called).parameters)
