@@ -117,20 +117,23 @@ def divergence(evaluations: Sequence[Evaluation], steps: int, last_step: int) ->
     Diverged: a non-finite held-out loss, or a rise of more than 2 nats over the running minimum that is not undone
     within 5 % of the run's ``steps``.
     """
-    lowest, rise_since = math.inf, None
+    lowest, lowest_at, rise_since = math.inf, 0, None
     for evaluation in evaluations:
         if not math.isfinite(evaluation.nll):
             return evaluation.step, f"the held-out loss is {evaluation.nll} at step {evaluation.step}"
         if evaluation.nll > lowest + RISE:
             rise_since = evaluation if rise_since is None else rise_since
             if evaluation.step - rise_since.step >= RECOVERY * steps or evaluation.step >= last_step:
+                at = evaluation.step
+                still = f" and was still there at step {at}" if at > rise_since.step else ", the last evaluation"
                 return rise_since.step, (
                     f"the held-out loss rose more than {RISE:g} nats over its minimum of {lowest:.3f} "
-                    f"at step {rise_since.step} and did not come back"
+                    f"(step {lowest_at}) at step {rise_since.step}{still}"
                 )
         else:
             rise_since = None
-            lowest = min(lowest, evaluation.nll)
+            if evaluation.nll < lowest:
+                lowest, lowest_at = evaluation.nll, evaluation.step
     return None
 
 

@@ -214,10 +214,13 @@ def test_a_rise_of_two_nats_must_last() -> None:
     found = divergence(evaluations(4.0, 6.1, 6.2, 6.2, 6.2, 6.2, 6.2, every=1), steps=100, last_step=99)
     assert found is not None
     assert found[0] == 1
+    assert found[1].endswith("nats over its minimum of 4.000 (step 0) at step 1 and was still there at step 6")
     # below 5 % of the steps, and the run still goes on
     assert divergence(evaluations(4.0, 6.1, 6.2, every=1), steps=100, last_step=99) is None
     # the last evaluation of the run: nothing is left to recover in
-    assert divergence(evaluations(4.0, 6.1, every=1), steps=100, last_step=1) is not None
+    last = divergence(evaluations(4.0, 6.1, every=1), steps=100, last_step=1)
+    assert last is not None
+    assert last[1].endswith("at step 1, the last evaluation")
     assert divergence(evaluations(4.0, 5.9, 5.9, 5.9, every=50), steps=100, last_step=150) is None
 
 

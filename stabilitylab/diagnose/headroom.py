@@ -11,16 +11,18 @@ from ..decisive import NOISE
 from .evidence import Evidence
 
 TABLE = "critical_sharpness"
+WIDE = 1.2  # high / low from which on both are said
 
 
 def headroom(evidence: Evidence) -> str:
-    """Return a sentence such as ``on the fixed batch the loss would rise at 12 times the present rate (8.1 to 16 over
-    three parts of it; step 800; 30 at step 0)``; "" if the table was not recorded.
+    """Return a sentence such as ``on the fixed batch the loss would rise at 12 times the learning rate of step 800,
+    0.0003 (8.1 to 16 over three parts of it; 30 at step 0)``; "" if the table was not recorded.
 
     The sentence is about the last row whose loss changes by more than its noise. If only one side of the critical rate
-    was seen in that row, the sentence gives a bound.
+    was seen in that row, the sentence gives a bound; if the two sides are far apart, both.
     """
-    own = {name: evidence.grid(TABLE, name) for name in ("headroom", "low", "high", "least", "most", "state")}
+    names = ("headroom", "low", "high", "least", "most", "state", "critical_rate")
+    own = {name: evidence.grid(TABLE, name) for name in names}
     grid, state = own["headroom"], own["state"]
     if grid is None:
         return ""
@@ -36,15 +38,18 @@ def headroom(evidence: Evidence) -> str:
         found = own[name]
         return math.nan if found is None else float(found.values[last, 0])
 
-    times = at("headroom")
-    bound = "" if math.isfinite(at("high")) and at("low") > 0 else "more than " if at("low") > 0 else "less than "
-    spread = f"{at('least'):.3g} to {at('most'):.3g} over three parts of it; " if math.isfinite(at("most")) else ""
-    step = int(grid.steps[last])
-    first = ""
+    step, times, rate = int(grid.steps[last]), at("headroom"), at("critical_rate")
+    low, high = at("low"), at("high")
+    if math.isfinite(high) and low > 0:
+        told = f"{low:.3g} to {high:.3g}" if high > WIDE * low else f"{times:.3g}"
+    else:
+        told = f"{'more' if low > 0 else 'less'} than {times:.3g}"
+    more = [f"{at('least'):.3g} to {at('most'):.3g} over three parts of it"] if math.isfinite(at("most")) else []
     if known is not None and len(known.steps) and known.steps[0] < step:
-        first = f"; {float(known.values[0, 0]):.3g} at step {int(known.steps[0])}"
-    told = f"on {batch} the loss would rise at {bound}{times:.3g} times the present rate"
-    return f"{told} ({spread}step {step}{first})"
+        more.append(f"{float(known.values[0, 0]):.3g} at step {int(known.steps[0])}")
+    own_rate = f", {rate / times:.3g}" if math.isfinite(rate) and times > 0 else ""
+    aside = f" ({'; '.join(more)})" if more else ""
+    return f"on {batch} the loss would rise at {told} times the learning rate of step {step}{own_rate}{aside}"
 
 
 def _of_updates(evidence: Evidence) -> bool:

@@ -192,7 +192,7 @@ class Stack(nn.Module):
                     f"this model has {rows} learned positions and was given {first + length} tokens: "
                     "cut the input, or build it with a larger model.context."
                 )
-            x = x + self.positions.weight[first : first + length]
+            x = x + self.positions(torch.arange(first, first + length, device=tokens.device))
         if self.dropout:
             x = F.dropout(x, self.dropout, self.training)
         return x if self.input_scale is None else self.input_scale * x

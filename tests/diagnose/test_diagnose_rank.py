@@ -113,6 +113,20 @@ def test_attention_without_any_gradient_is_another_event(tmp_path: Path) -> None
     assert "rank_collapse" not in kinds(found(made(tmp_path / "run", LOSS, {"grad_norm": table}, STEPS)))
 
 
+def test_a_branch_that_is_closed_at_the_start_says_nothing_there(tmp_path: Path) -> None:
+    """Its norm alone has a gradient, as in ProRes at t = 0: no weight of it has one, whatever its keys are."""
+
+    def opening(step: int) -> np.ndarray:
+        attention = np.array([row.sublayer == "attn" for row in ROWS])
+        queries = np.where(attention, 0.0 if step == 0 else NOTHING_TO_CHOOSE / 10, np.nan)
+        rest = 0.0 if step == 0 else 1.0
+        return np.stack([np.hypot(np.hypot(rest, 0.01), np.nan_to_num(queries)), queries, np.full(len(ROWS), 0.01)], 1)
+
+    table = Made(ROWS, ("value", "qk", "ln"), opening, STEPS)
+    event = only(found(made(tmp_path / "run", LOSS, {"grad_norm": table}, STEPS)), "rank_collapse")
+    assert (event.step, event.after) == (STEPS[1], 0)
+
+
 def test_it_is_not_checked_where_queries_and_keys_are_not_apart(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, lambda t: np.nan)
     assert "rank_collapse" not in diagnosis.checked

@@ -12,7 +12,7 @@ from stabilitylab.diagnose import diagnose
 from stabilitylab.schema import Row
 from stabilitylab.store import Run
 
-COLUMNS = ("headroom", "low", "high", "least", "most")
+COLUMNS = ("headroom", "low", "high", "least", "most", "critical_rate")
 NAN = math.nan
 
 
@@ -21,19 +21,29 @@ NAN = math.nan
     [
         (
             (12.0, 11.7, 12.3, 8.1, 16.0),
-            "would rise at 12 times the present rate (8.1 to 16 over three parts of it; step 20; 40 at step 0)",
+            "at 12 times the learning rate of step 20, 0.0001 (8.1 to 16 over three parts of it; 40 at step 0)",
         ),
-        ((0.52, NAN, 0.52, NAN, NAN), "would rise at less than 0.52 times the present rate (step 20; 40 at step 0)"),
-        ((300.0, 300.0, NAN, NAN, NAN), "would rise at more than 300 times the present rate (step 20; 40 at step 0)"),
+        (
+            (0.52, NAN, 0.52, NAN, NAN),
+            "rise at less than 0.52 times the learning rate of step 20, 0.0001 (40 at step 0)",
+        ),
+        (
+            (300.0, 300.0, NAN, NAN, NAN),
+            "rise at more than 300 times the learning rate of step 20, 0.0001 (40 at step 0)",
+        ),
+        (
+            (30.0, 10.0, 90.0, NAN, NAN),
+            "would rise at 10 to 90 times the learning rate of step 20, 0.0001 (40 at step 0)",
+        ),
         (
             (NAN, NAN, NAN, NAN, NAN),
-            "would rise at 40 times the present rate (30 to 50 over three parts of it; step 0)",
+            "would rise at 40 times the learning rate of step 0, 0.0001 (30 to 50 over three parts of it)",
         ),
     ],
 )
 def test_it_says_at_how_many_times_the_rate_the_loss_would_rise(tmp_path: Path, last: tuple, said: str) -> None:
     rows = {0: (40.0, 39.0, 41.0, 30.0, 50.0), 20: last}
-    table = Made([Row("model")], COLUMNS, lambda step: [rows[step]], steps=(0, 20))
+    table = Made([Row("model")], COLUMNS, lambda step: [(*rows[step], rows[step][0] * 1e-4)], steps=(0, 20))
     path = made(tmp_path / "run", {"loss": [2.0 - 0.01 * n for n in range(30)]}, {"critical_sharpness": table})
     found = diagnose(Run.open(path))
     assert said in found.headroom

@@ -252,6 +252,14 @@ def test_learned_positions_end_and_the_error_says_so(pairs) -> None:
     assert resolve({"model": {"design": "gpt2"}, "data": {"max_length": 50}}, depth=2).model.context == 56
 
 
+def test_learned_positions_are_a_module_that_is_called(pairs) -> None:
+    """Hooks see it, as they see nn.Embedding in anybody's GPT."""
+    model, seen = built("preln", design="gpt2", depth=1), []
+    model.decoder.positions.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(tokens=pairs["target"][:, :6])
+    assert [torch.equal(each, model.decoder.positions.weight[:6]) for each in seen] == [True]
+
+
 def test_heads_of_an_odd_size_have_no_rotation() -> None:
     with pytest.raises(UsageError, match="must be even"):
         resolve({"model": {"design": "llama", "d_model": 6, "heads": 2}}, depth=2)

@@ -52,7 +52,12 @@ def rank_collapse(evidence: Evidence) -> Iterator[Event]:
     if keys is None or whole is None:
         return
     rest = np.sqrt(np.maximum(whole.values**2 - keys.values**2, 0.0))
-    share = times(keys.measured, np.where(whole.absent, np.nan, rest))
+    closed = keys.values == 0  # no weight of the branch has a gradient, as in ProRes at t = 0
+    if (norms := evidence.grid("grad_norm", "ln")) is not None and norms.rows == whole.rows:
+        closed &= np.isclose(norms.values, whole.values, rtol=1e-6, atol=0)
+    else:
+        closed &= rest == 0
+    share = times(keys.measured, np.where(whole.absent | closed, np.nan, rest))
     for stack, sublayer in dict.fromkeys((row.stack, row.sublayer) for row in keys.rows if row.layer > 0):
         own = np.array([(row.stack, row.sublayer) == (stack, sublayer) for row in keys.rows])
         if np.isfinite(share[:, own]).any():

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 WIDEN = 1.25  # factor of the first step away from a guess; each further step is twice as long in logs
-FAR = 1e3  # largest factor beyond the tried rates up to which a quadratic is believed
+FAR = 1e3  # largest factor beyond the tried rates: far above the crossing a loss may fall again, as logits collapse
 TOLERANCE = 1.06  # high / low at which a search ends: the rate is known to 3 %
 BELOW = 3  # number of halvings of a crossing at which a search looks for an earlier one
 UNSURE = 2.0  # largest high / low at which a crossing counts as found if the loss is noisy, or the search may end
@@ -108,10 +108,10 @@ def _bracket(
                 aside = told * beside if told * told < low * high else told / beside
                 rate = aside if low < aside < high else rate
         elif low > 0:
-            rate = min(max(told * beside, low * WIDEN), low * FAR) if told > low else low * step
+            rate = min(max(told * beside, low * WIDEN) if told > low else low * step, low * FAR)
             step *= step
         else:
-            rate = max(min(told / beside, high / WIDEN), high / FAR) if 0 < told < high else high / step
+            rate = max(min(told / beside, high / WIDEN) if 0 < told < high else high / step, high / FAR)
             step *= step
     return low, high
 
