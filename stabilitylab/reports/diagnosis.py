@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +18,7 @@ from .collection import Record, Runs
 from .first_break import finding
 from .measures.gradient_shares import gradient_shares
 from .measures.histograms import ridges
+from .measures.layers import above_zero
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
 from .run_grid import LayerGrid, lost_at, metric, read
@@ -50,6 +52,8 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
         grid = read(record, table) if table != UPDATE and table not in HISTOGRAMS else None
         if grid is None:
             continue
+        if grid.column == "nonzero_fraction":
+            grid = replace(grid, column=f"{above_zero([record])}_fraction")
         if grid.outputs:
             panels.append(_outputs(table, grid, columns, looks))
             continue
