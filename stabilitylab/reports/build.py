@@ -15,6 +15,7 @@ from ..errors import DamagedError, InputError, ResourceError, UsageError, in_wor
 from ..experiments import command
 from ..store.documents import plain
 from ..store.files import replace_file
+from .arrange import distinct
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
 from .collection import Record, Runs, built_in, save, spared
@@ -196,7 +197,7 @@ def _press(
 ) -> Missing | Failed | None:
     """Hand the picture that ``draw`` returns to the press. Return the reason if there is no picture, else None."""
     try:
-        press.section(id, title, source, draw(), group, files)
+        press.section(id, title, source, distinct(draw()), group, files)
     except MissingRuns as lacking:
         return _lacking(id, title, lacking, group)
     except DamagedError:

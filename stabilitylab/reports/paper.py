@@ -177,14 +177,17 @@ def _height(panel: Panel) -> float:
 
 
 def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
-    """Collects legend entries of all panels, each label once."""
+    """Collects legend entries of all panels, each label once. An entry has the dash of its lines if they have one."""
     entries: dict[str, Any] = {}
+    panels, dashes = list(panels), dict[str, set[str]]()
+    for one in (one for panel in panels for one in panel.series if one.kind == "line" and not one.faint):
+        dashes.setdefault(one.label, set()).add(look(one)["dash"])
     for panel in panels:
         for one in panel.series:
             if one.kind == "crosses":  # in their own colour, or in that of the architecture of each
                 entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": one.colour or INK}))
             elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
-                entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
+                entries[one.label] = swatch(look(one), dashed=len(dashes.get(one.label, ())) < 2)
         if panel.map is not None:
             for finding, colour in SPECIAL.items():
                 if (panel.map.finding == finding).any():
