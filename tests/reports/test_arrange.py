@@ -263,7 +263,16 @@ def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0.6, "0.6"), (200.0, "200"), (0.001, "0.001"), (1e-6, "$10^{-6}$"), (0, "0"), (2e7, r"$2{\times}10^{7}$")],
+    [
+        (0.6, "0.6"),
+        (200.0, "200"),
+        (0.001, "0.001"),
+        (1e-6, "$10^{-6}$"),
+        (0, "0"),
+        (2e7, r"$2{\times}10^{7}$"),
+        (1.85e6, r"$1.85{\times}10^{6}$"),
+        (1.9e6, r"$1.9{\times}10^{6}$"),
+    ],
 )
 def test_ticks_are_plain(value: float, words: str) -> None:
     assert plain(value) == words
