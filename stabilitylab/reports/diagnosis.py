@@ -25,7 +25,7 @@ from .run_grid import LayerGrid, lost_at, metric, read
 from .style import AMOUNTS, INK, OUTPUTS
 
 LAYER, PLACE = "layer", "place"  # the axes of maps with one row of a layer, and without layers
-HEAD = ".head_"  # in the name of a row that is a head
+HEAD, PARAMETERS = ".head_", (".weight", ".bias")  # in the names of rows that are heads; ends of those of parameters
 UPDATE = "model_update"  # has a panel of its own
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 ALARMS = 3  # at most so many alarms of a run are marked
@@ -58,7 +58,7 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
         if grid.outputs:
             panels.append(_outputs(table, grid, columns, looks))
             continue
-        drawn_maps = _maps(table, grid, columns, record.run.table(table).phase)
+        drawn_maps = _maps(table, grid, columns)
         panels += drawn_maps
         for stack, panel in zip(dict.fromkeys(grid.stacks.tolist()), drawn_maps, strict=True):
             if panel.y not in (LAYER, PLACE):
@@ -205,19 +205,19 @@ def logarithmic(log: bool | None, usual: np.ndarray) -> bool:
     return bool(usual.max() > SPAN * usual.min()) if log is None else log
 
 
-def _rows_are(grid: LayerGrid, rows: np.ndarray, phase: str) -> str:
+def _rows_are(grid: LayerGrid, rows: np.ndarray) -> str:
     """Return the name of the axis of a map with several rows of a layer: what its rows are."""
     own = [(int(grid.layers[row]), grid.parts[row]) for row in rows]
     if any(HEAD in part for _, part in own):
         return "head" if all(HEAD in part for _, part in own) else "module or head"
     if len({*own}) == len(own) and all(part for _, part in own):
         return "sub-layer"
-    return "parameter" if phase == "update" else "module"
+    return "parameter" if any(grid.sites[row].endswith(PARAMETERS) for row in rows) else "module"
 
 
-def _maps(table: str, grid: LayerGrid, columns: int, phase: str) -> list[Panel]:
+def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
     """Draws a panel for each stack: one row a layer, where the table has one row of each or its rows combine; else one
-    row a place. ``phase``: that of the table, whose rows of an update are parameters."""
+    row a place."""
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
@@ -225,7 +225,7 @@ def _maps(table: str, grid: LayerGrid, columns: int, phase: str) -> list[Panel]:
         x, z, finding = pool(grid.steps, grid.values[rows], marks, columns)
         by_layer = grid.by_layer or bool(rows.any() and (np.diff(grid.layers[rows], prepend=0) > 0).all())
         y = grid.layers[rows] if by_layer else np.arange(1, rows.sum() + 1)
-        several = _rows_are(grid, np.flatnonzero(rows), phase) if grid.layers.any() else PLACE
+        several = _rows_are(grid, np.flatnonzero(rows)) if grid.layers.any() else PLACE
         axis = LAYER if by_layer else several
         log = logarithmic(grid.log, z[finding == 0])
         origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
