@@ -11,7 +11,7 @@ import numpy as np
 from . import style
 from .base import Panel, Picture, Series
 
-__all__ = ["alike", "apart", "distinct"]
+__all__ = ["alike", "apart"]
 
 MARGIN = 0.05  # share of a shared axis, beyond the outermost number
 
