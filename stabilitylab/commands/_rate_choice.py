@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..printable import screen
+from ..store.layout import CHOICE, CHOICE_LEDGER
 
 if TYPE_CHECKING:
     from ..experiments import Experiment
@@ -29,7 +30,7 @@ def choose(
 
     bare, rates, seeds = _axes(axes, settings)
     points = on_device(sweeping.grid(bare, settings), device)
-    ledger = ledger or sweeping.Ledger(out / "choice-ledger.csv")
+    ledger = ledger or sweeping.Ledger(out / CHOICE_LEDGER)
     confirming = range(max(seeds) + 1, max(seeds) + 1 + len(protocol.CONFIRMING_SEEDS))
     choices: dict[str, Choice] = {}
     for point in points:
@@ -48,10 +49,10 @@ def choose(
             print(f"{out}: {stopped}; run the same command again to continue.", file=sys.stderr)
             return stopped.outcome.exit_code
         trainer.discard()
-        sweeping.write_table(out / "choice.csv", choices)
+        sweeping.write_table(out / CHOICE, choices)
     for name, choice in choices.items():
         _show(name, choice)
-    print(f"all trials: {out / 'choice.csv'}")
+    print(f"all trials: {out / CHOICE}")
     return 0 if all(choice.rate is not None for choice in choices.values()) else 1
 
 

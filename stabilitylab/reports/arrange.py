@@ -1,13 +1,15 @@
-"""Arranges panels: which series stand in the main picture and which beside controls, and which panels share a scale."""
+"""Arranges panels: the series of the main picture and of the controls, the scales that panels share, and the looks of
+lines of one colour."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .base import Panel, Series
+from . import style
+from .base import Panel, Picture, Series
 
 __all__ = ["alike", "apart"]
 
@@ -64,6 +66,76 @@ def _limits(panels: Sequence[Panel], *, log: bool) -> tuple[float, float] | None
 
 def _values(line: Series) -> list[np.ndarray]:
     return [np.asarray(line.y, float), *(line.band or ())]
+
+
+Look = tuple[str, str, str]  # colour, dash, marker
+
+
+def distinct(picture: Picture) -> Picture:
+    """Return the picture with a different look for each label of a panel.
+
+    If two architectures have one colour, their lines without markers get a few, each those of its architecture. If
+    labels still have one colour, dash and marker, the later ones get another dash. Other lines stay as they are.
+    """
+    alike = {
+        label
+        for labels in _sharing(picture, lambda one: style.style(_label(one)).colour)
+        if len({style.style(label).marker for label in labels}) > 1
+        for label in labels
+    }
+    picture = _changed(picture, alike, _with_markers)
+    for labels in _sharing(picture, _look):
+        for label in labels[1:]:
+            lines = [one for panel in picture.whole.panels for one in panel.series]
+            taken = {_look(one) for one in lines if _label(one) not in ("", label)}
+            picture = _changed(picture, {label}, lambda one, taken=taken: _with_free_dash(one, taken))
+    return picture
+
+
+def _sharing(picture: Picture, of: Callable[[Series], Hashable]) -> list[list[str]]:
+    """Return lists of the labels whose lines share something in one panel."""
+    found = []
+    for panel in picture.whole.panels:
+        labels: dict[Hashable, dict[str, None]] = {}
+        for one in panel.series:
+            if _label(one) and not one.faint:
+                labels.setdefault(of(one), {})[_label(one)] = None
+        found += [[*own] for own in labels.values() if len(own) > 1]
+    return found
+
+
+def _label(one: Series) -> str:
+    """Return the label that gives a line its look; "" for points, and for a line with a colour of its own."""
+    return "" if one.colour or one.kind != "line" else one.arch or one.label
+
+
+def _look(one: Series) -> Look:
+    own = style.style(_label(one))
+    return own.colour, one.dash or own.dash, one.marker or own.marker
+
+
+def _with_markers(one: Series) -> Series:
+    return replace(one, marker="") if one.marker == "none" and not one.faint else one
+
+
+def _with_free_dash(one: Series, taken: Collection[Look]) -> Series:
+    """Return the line with a dash that makes a look that is not taken; a dash with a meaning stays."""
+    if one.dash and one.detail:
+        return one
+    dashes = (one, *(replace(one, dash=dash) for dash in style.DASHES))
+    return next((other for other in dashes if _look(other) not in taken), one)
+
+
+def _changed(picture: Picture, labels: Collection[str], change: Callable[[Series], Series]) -> Picture:
+    """Return the picture with the lines of these labels changed."""
+
+    def own(panels: Sequence[Panel]) -> list[Panel]:
+        return [
+            replace(panel, series=[change(one) if _label(one) in labels else one for one in panel.series])
+            for panel in panels
+        ]
+
+    return replace(picture, panels=own(picture.panels), controls=own(picture.controls)) if labels else picture
 
 
 def smoothed(line: Series, window: int) -> list[Series]:

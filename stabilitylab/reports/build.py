@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,11 +15,13 @@ from ..errors import DamagedError, InputError, ResourceError, UsageError, in_wor
 from ..experiments import command
 from ..store.documents import plain
 from ..store.files import replace_file
-from .base import FIGURES, MissingRuns, Picture
+from .arrange import distinct
+from .base import FIGURES, Figure, MissingRuns, Picture
 from .claims import Finding, ledger
 from .collection import Record, Runs, built_in, save, spared
 from .diagnosis import diagnose
 from .headline import headline
+from .measures.comparison import not_drawn
 from .measures.histograms import pattern_of
 from .page import html
 from .page.overview import Overview, overview
@@ -113,7 +115,7 @@ def build(
                     runs,
                     broken,
                     lambda left, e=entry, i=id, t=title, s=source: _press(
-                        press, i, t, s, "figures", lambda: _telling(i, e().picture(left), asked=bool(figures))
+                        press, i, t, s, "figures", lambda: _telling(e(), left, asked=bool(figures))
                     ),
                 )
                 kept.append(made)
@@ -169,7 +171,8 @@ def _top(runs: Runs, names: Sequence[str]) -> tuple[Overview, list[Failed]]:
     """The top of the page about the runs of these names; without names, about all."""
     known = {record.name for record in runs}
     own = runs.where(lambda record: record.name in names) if names else runs
-    return top(own, named(own, [name for name in names if name in known]) if names else worst_first(own))
+    kept = [name for name in names if name in known]
+    return top(own, named(own, kept) if names else worst_first(own.without_cut_trials()))
 
 
 def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
@@ -184,11 +187,15 @@ def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
     return view, [Failed.of(f"diagnosis:{record.name}", record.name, error) for record, error in failed]
 
 
-def _telling(id: str, picture: Picture, asked: bool) -> Picture:
-    """Return the picture. Raises MissingRuns if nobody asked for it and it cannot show its subject."""
-    if not asked and (why := pointless(id, picture)):
+def _telling(figure: Figure, runs: Runs, asked: bool) -> Picture:
+    """Return the picture of the runs, without the trials of a rate search that stopped early, which a note counts.
+    Raises MissingRuns if nobody asked for it and it cannot show its subject."""
+    drawn = runs.without_cut_trials()
+    picture = figure.picture(drawn)
+    if not asked and (why := pointless(figure.id, picture)):
         raise MissingRuns(why)
-    return picture
+    left_out = not_drawn(len(runs) - len(drawn), "of a rate search that stopped before the end of their schedule")
+    return replace(picture, notes=[*picture.notes, *left_out])
 
 
 def _press(
@@ -196,7 +203,7 @@ def _press(
 ) -> Missing | Failed | None:
     """Hand the picture that ``draw`` returns to the press. Return the reason if there is no picture, else None."""
     try:
-        press.section(id, title, source, draw(), group, files)
+        press.section(id, title, source, distinct(draw()), group, files)
     except MissingRuns as lacking:
         return _lacking(id, title, lacking, group)
     except DamagedError:
@@ -211,7 +218,7 @@ def _diagnosed(
 ) -> list[Missing | Failed | None]:
     """Diagnose the runs that have a part of the page. All runs are diagnosed before the first part is made, so that a
     damaged run, which another run replaces, raises its error before then."""
-    chosen = shown(runs, names)
+    chosen = shown(runs if names else runs.without_cut_trials(), names)
     pictures: list[tuple[Record, Callable[[], Picture]]] = []
     kept: list[Missing | Failed | None] = []
     for record in chosen:

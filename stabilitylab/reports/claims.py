@@ -321,8 +321,8 @@ def ledger(
 ) -> list[Finding]:
     """Judge every claim in the order of the ids, and correct the published claims of each paper after Holm. A run that
     turns out to be damaged is added to ``broken``. With ``figures``: judge the claims about these figures alone,
-    without Holm's correction, which needs all claims."""
-    findings = []
+    without Holm's correction, which needs all claims. Trials of a rate search that stopped early are no evidence."""
+    findings, runs = [], runs.without_cut_trials()
     for id in sorted(id for id in CLAIMS if figures is None or CLAIMS[id].figure in figures):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
         findings.append(found)

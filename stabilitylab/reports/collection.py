@@ -25,7 +25,7 @@ from ..registry import BUILT_IN
 from ..schema import Row
 from ..store import Run, load_runs
 from ..store.combine import By
-from ..store.layout import BLACK_BOX, METRICS, flat
+from ..store.layout import BLACK_BOX, METRICS, flat, is_choice
 from ..store.nonfinite import lost
 from ..store.pieces import ReplacedError
 from ..verdict import READS_NATS, Verdict
@@ -166,6 +166,13 @@ class Record:
     @property
     def ended(self) -> bool:
         return self.status.state in ("finished", "diverged")
+
+    @cached_property
+    def is_cut_trial(self) -> bool:
+        """True for a trial of ``sweep --choose-rate`` that stopped before the end of its schedule."""
+        horizon = self.settings.get("train.horizon")
+        cut = self.kind == "train" and bool(horizon) and self.updates < int(horizon)
+        return cut and is_choice(self.run.path.parent)
 
     @property
     def updates(self) -> int:
@@ -368,6 +375,11 @@ class Runs(Sequence[Record]):
             and (test is None or test(record))
         )
 
+    def without_cut_trials(self) -> Runs:
+        """Return the runs without the trials of ``sweep --choose-rate`` that stopped early; all if there are no
+        others."""
+        return self.where(lambda run: not run.is_cut_trial) or self
+
     def evidence(self) -> Runs:
         """Return the ended runs without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
         return self.where(lambda run: run.ended and not (run.seed in PILOT_SEEDS and run.width == PILOT_WIDTH))
@@ -415,7 +427,7 @@ class Runs(Sequence[Record]):
             layers.pop() if len(layers) == 1 else f"{len(layers)} depths",
             f"{shared['model.d_model']} wide" if "model.d_model" in shared else "",
             "one step" if self[0].kind == "onestep" else updates,
-            f"lr {shared['train.lr']:g}" if "train.lr" in shared and self[0].kind == "train" else "",
+            f"lr {rates(self)}" if self[0].kind == "train" else "",
             f"warm-up {shared['train.warmup']}" if "train.warmup" in shared and self[0].kind == "train" else "",
             f"{str(shared['data.source']).split(':')[0]} data" if "data.source" in shared else "",
             f"seed{'s' if len(self.seeds) > 1 else ''} {spans(self.seeds)}" if self.seeds else "",
@@ -475,6 +487,22 @@ def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:
     data."""
     one, other = first.by_seed(), second.by_seed()
     return [(seed, one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
+
+
+def rates(runs: Iterable[Record]) -> str:
+    """Write the learning rates that all have, or those of each architecture where they differ."""
+    found: dict[str, set[float]] = {}
+    for run in runs:
+        found.setdefault(style.title(run.label), set()).add(float(run.settings.get("train.lr", math.nan)))
+    said = {name: several([f"{rate:g}" for rate in sorted(own)]) for name, own in found.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"{own} ({name})" for name, own in said.items())
+
+
+def several(values: Sequence[str]) -> str:
+    """Write ``a / b / c``; of more than four values the first and the last."""
+    return " / ".join(values) if len(values) <= 4 else f"{values[0]} ... {values[-1]}"
 
 
 def spans(numbers: Sequence[int]) -> str:

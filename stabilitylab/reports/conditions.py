@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..experiments.protocol import RAMP
-from . import style
-from .collection import Record
+from .collection import Record, rates, several
 
 TAIL_OF_RUN = 0.2  # share of the updates over which a converged run's held-out loss ...
 CONVERGED = 0.01  # ... falls by less than this [nats/token] (Protocol 2, rule 4)
@@ -31,7 +30,7 @@ def conditions(records: Iterable[Record]) -> str:
     ]
     if trained:
         words.append(f"{_several(trained, lambda run: f'{run.updates:,}')} updates")
-        words.append(f"lr {_rates(trained)}")
+        words.append(f"lr {rates(trained)}")
         words.append(f"warm-up {_several(trained, lambda run: _share(run, run.settings.get('train.warmup')))}")
         if ramps := [run for run in trained if run.ramp]:
             words.append(f"T = {_several(ramps, lambda run: _share(run, run.ramp))}")
@@ -42,12 +41,7 @@ def conditions(records: Iterable[Record]) -> str:
 
 def _several(runs: list[Record], of: Callable[[Record], str]) -> str:
     """Lists all values in the order in which they stand."""
-    return _listed(list(dict.fromkeys(of(run) for run in runs)))
-
-
-def _listed(values: list[str]) -> str:
-    """Writes ``a / b / c``; of more than four the first and the last."""
-    return " / ".join(values) if len(values) <= 4 else f"{values[0]} ... {values[-1]}"
+    return several(list(dict.fromkeys(of(run) for run in runs)))
 
 
 def _data(run: Record) -> str:
@@ -55,17 +49,6 @@ def _data(run: Record) -> str:
     name = rest.split(",")[0].rsplit("/", 1)[-1]
     share = run.settings.get("data.fraction", 1.0)
     return (f"{source} {name}" if name else source) + (f" x {share:g}" if share not in (None, 1.0) else "")
-
-
-def _rates(runs: list[Record]) -> str:
-    """Writes the rates that all have, or those of each architecture where they differ."""
-    rates: dict[str, set[float]] = {}
-    for run in runs:
-        rates.setdefault(style.title(run.label), set()).add(float(run.settings.get("train.lr", math.nan)))
-    said = {name: _listed([f"{rate:g}" for rate in sorted(own)]) for name, own in rates.items()}
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return ", ".join(f"{own} ({name})" for name, own in said.items())
 
 
 def _share(run: Record, updates: Any) -> str:

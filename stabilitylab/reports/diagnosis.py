@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -17,12 +18,14 @@ from .collection import Record, Runs
 from .first_break import finding
 from .measures.gradient_shares import gradient_shares
 from .measures.histograms import ridges
+from .measures.layers import above_zero
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
 from .run_grid import LayerGrid, lost_at, metric, read
 from .style import AMOUNTS, INK, OUTPUTS
 
-SUBLAYER = "sub-layer"  # the axis of a map with several rows of a layer
+LAYER, PLACE = "layer", "place"  # the axes of maps with one row of a layer, and without layers
+HEAD, PARAMETERS = ".head_", (".weight", ".bias")  # in the names of rows that are heads; ends of those of parameters
 UPDATE = "model_update"  # has a panel of its own
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 ALARMS = 3  # at most so many alarms of a run are marked
@@ -50,13 +53,15 @@ def diagnose(record: Record, columns: int = COLUMNS, places: str = "") -> Pictur
         grid = read(record, table) if table != UPDATE and table not in HISTOGRAMS else None
         if grid is None:
             continue
+        if grid.column == "nonzero_fraction":
+            grid = replace(grid, column=f"{above_zero([record])}_fraction")
         if grid.outputs:
             panels.append(_outputs(table, grid, columns, looks))
             continue
         drawn_maps = _maps(table, grid, columns)
         panels += drawn_maps
         for stack, panel in zip(dict.fromkeys(grid.stacks.tolist()), drawn_maps, strict=True):
-            if panel.y == SUBLAYER:
+            if panel.y not in (LAYER, PLACE):
                 title = f"{_title(table)} ({stack})" if stack else _title(table)
                 rows.setdefault(_rows_of(grid, np.flatnonzero(grid.stacks == stack)), []).append(title)
         pooled = max(pooled, math.ceil(len(grid.steps) / columns))
@@ -200,6 +205,16 @@ def logarithmic(log: bool | None, usual: np.ndarray) -> bool:
     return bool(usual.max() > SPAN * usual.min()) if log is None else log
 
 
+def _rows_are(grid: LayerGrid, rows: np.ndarray) -> str:
+    """Return the name of the axis of a map with several rows of a layer: what its rows are."""
+    own = [(int(grid.layers[row]), grid.parts[row]) for row in rows]
+    if any(HEAD in part for _, part in own):
+        return "head" if all(HEAD in part for _, part in own) else "module or head"
+    if len({*own}) == len(own) and all(part for _, part in own):
+        return "sub-layer"
+    return "parameter" if any(grid.sites[row].endswith(PARAMETERS) for row in rows) else "module"
+
+
 def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
     """Draws a panel for each stack: one row a layer, where the table has one row of each or its rows combine; else one
     row a place."""
@@ -210,7 +225,8 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
         x, z, finding = pool(grid.steps, grid.values[rows], marks, columns)
         by_layer = grid.by_layer or bool(rows.any() and (np.diff(grid.layers[rows], prepend=0) > 0).all())
         y = grid.layers[rows] if by_layer else np.arange(1, rows.sum() + 1)
-        axis = "layer" if by_layer else (SUBLAYER if grid.layers.any() else "place")
+        several = _rows_are(grid, np.flatnonzero(rows)) if grid.layers.any() else PLACE
+        axis = LAYER if by_layer else several
         log = logarithmic(grid.log, z[finding == 0])
         origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
         heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log, seeds=1, origin=origin)

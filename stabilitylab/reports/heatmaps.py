@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator, NullFormatter, NullLocator
 
 from .base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map
 from .lines import decades, plain
@@ -73,23 +73,35 @@ def _size(axes: Axes, text: np.ndarray) -> float:
 
 def _placed(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: dict[str, Any]) -> Any:
     """Draw each cell at its place on the axes: steps need not be equally far apart."""
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_locator(_whole(heat.y, nbins=6))
     if heat.square:
         axes.set_aspect("equal")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(_whole(heat.x, nbins=6))
+    elif all(float(x).is_integer() for x in heat.x):
+        axes.xaxis.set_major_locator(_whole(heat.x, nbins="auto", steps=[1, 2, 2.5, 5, 10]))
     shown = np.ma.masked_where(~cells, values)
     return axes.pcolormesh(_edges(heat.x), _edges(heat.y), shown, rasterized=True, **look)
 
 
-def bar(drawn: Figure, places: Sequence[Axes], heat: Map, mesh: Any, letters: int) -> None:
-    """Draws one colour bar for the maps at ``places``, its unit in lines of so many ``letters``."""
+def _whole(places: Sequence[float], **how: Any) -> Locator:
+    """Place ticks at whole numbers; for a single place, there alone."""
+    return FixedLocator(list(places)) if len(places) == 1 else MaxNLocator(integer=True, **how)
+
+
+def bar(drawn: Figure, places: Sequence[Axes], heat: Map, mesh: Any, letters: int, font: float = 1.0) -> None:
+    """Draws one colour bar for the maps at ``places``, its unit in lines of so many ``letters``. ``font``: size of
+    its letters, beside that of others."""
     shape = {"fraction": 0.06, "aspect": 25} if len(places) == 1 else {"fraction": 0.04, "aspect": 40}
     found = drawn.colorbar(mesh, ax=list(places), pad=0.02, **shape)
-    found.set_label(textwrap.fill(heat.unit, letters), fontsize=6.5)
-    found.ax.tick_params(labelsize=6)
-    if heat.log:
-        found.locator = decades(mesh.norm.vmin, mesh.norm.vmax)
+    found.set_label(textwrap.fill(heat.unit, letters), fontsize=6.5 * font)
+    found.ax.tick_params(labelsize=6 * font)
     found.formatter, found.minorformatter = FuncFormatter(plain), NullFormatter()
+    shown = np.unique(heat.z[heat.usual])
+    if len(shown) == 1 and heat.colours is None:  # a single number has a single tick
+        found.locator, found.minorlocator = FixedLocator(shown.tolist()), NullLocator()
+        found.formatter = FuncFormatter(lambda value, _: plain(float(f"{value:.3g}")))
+    elif heat.log:
+        found.locator = decades(mesh.norm.vmin, mesh.norm.vmax)
     found.update_ticks()
     found.outline.set_linewidth(0.4)  # type: ignore[operator]
 

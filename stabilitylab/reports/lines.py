@@ -56,8 +56,9 @@ def _edge(found: dict[str, Any], face: str) -> dict[str, Any]:
             "markeredgewidth": 1.2 if found["marker"] == "x" else 0.7}  # fmt: skip
 
 
-def draw_lines(axes: Axes, panel: Panel) -> None:
-    """Draw a panel without a map: the scales of its axes, then lines and marks, then ticks and names."""
+def draw_lines(axes: Axes, panel: Panel, font: float = 1.0) -> None:
+    """Draw a panel without a map: the scales of its axes, then lines and marks, then ticks and names. ``font``: size of
+    the letters at references, beside that of others."""
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
@@ -78,7 +79,7 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(*panel.limits)
     _details(axes, panel)
     for line in panel.references:
-        _reference(axes, line.value, line.label, line.vertical)
+        _reference(axes, line.value, line.label, line.vertical, 6 * font)
     _ticks(axes, panel)
     if panel.direct:
         name_ends(axes, panel)
@@ -150,9 +151,9 @@ def _details(axes: Axes, panel: Panel) -> None:
     axes.set_title(axes.get_title(place), pad=matplotlib.rcParams["axes.titlepad"] + 1.4 * KEY * rows)
 
 
-def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
+def _reference(axes: Axes, value: float, label: str, vertical: bool, size: float) -> None:
     look = {"color": GREY, "linewidth": 0.7, "linestyle": (0, (4, 2)), "zorder": 1}
-    words = {"textcoords": "offset points", "color": INK, "fontsize": 6}
+    words = {"textcoords": "offset points", "color": INK, "fontsize": size}
     if vertical:
         axes.axvline(value, **look)
         right = _across(axes, value) > 0.6  # then the words are on the left of the line, so that they stay in the axes
@@ -193,10 +194,11 @@ def _across(axes: Axes, x: float) -> float:
 
 
 def plain(value: float, _: object = None) -> str:
-    """Write the number at a tick: 0.6, 200, or a power of ten if that would be long."""
+    """Write the number at a tick: 0.6, 200, or digits times a power of ten if that would be long."""
     if value == 0 or PLAIN[0] <= abs(value) < PLAIN[1]:
         return f"{value:.10g}"
-    digits, _, power = f"{value:.0e}".partition("e")
+    digits, _, power = f"{value:.3e}".partition("e")
+    digits = digits.rstrip("0").rstrip(".")
     times = "" if digits == "1" else rf"{digits}{{\times}}"
     return f"${times}10^{{{int(power)}}}$"
 

@@ -33,6 +33,7 @@ __all__ = ["write"]
 HEIGHT = 2.05  # inches a row of panels
 TALL, LOW = 9.3, 1.3  # inches of a page, and of the lowest row of panels on it
 MOST_COLUMNS = 4
+DENSE = 0.75  # size of the letters of a page with more columns than its figure asks for, beside that of others
 NARROWER = 0.8  # a map beside a colour bar has this share of its place
 TITLE_LETTER, SMALL_LETTER = 0.07, 0.041  # inches that a letter of a title takes, and one of the small print
 SMALL = 5.2  # points
@@ -95,6 +96,7 @@ def draw(picture: Picture, width: float) -> Figure:
     """Draws ``picture`` as a matplotlib figure ``width`` inches wide: one legend above the panels, panels in rows, one
     colour bar for maps with one scale, and the small print below."""
     columns = _columns(picture, width)
+    font = DENSE if columns == MOST_COLUMNS > picture.columns else 1.0
     rows = math.ceil(len(picture.panels) / columns)
     entries = _entries(picture.panels)
     beside = max(1, int(width / (0.42 + LETTER * max(map(len, entries), default=0))))
@@ -108,15 +110,16 @@ def draw(picture: Picture, width: float) -> Figure:
     maps = []
     for place, (panel, axes) in enumerate(zip(picture.panels, _grid(drawn, picture, columns, heights), strict=True)):
         across = columns if place < len(picture.panels) // columns * columns else _last_row(picture, columns)
-        title = width / across * (1 if panel.map is None else NARROWER) / TITLE_LETTER
-        _frame(axes, panel, picture.letter(place), int(title), int(0.75 * heights[place // columns] / LETTER))
+        title = width / across * (1 if panel.map is None else NARROWER) / (TITLE_LETTER * font)
+        upwards = 0.75 * heights[place // columns] / (LETTER * font)
+        _frame(axes, panel, picture.letter(place), int(title), int(upwards), font)
         if place % columns and panel.map is None and panel.y == picture.panels[place - 1].y:
             axes.set_ylabel("")  # the panel on its left says it
         if panel.map is None:
-            draw_lines(axes, panel)
+            draw_lines(axes, panel, font)
         else:
             maps.append((axes, panel.map, draw_map(axes, panel.map)))
-    _bars(drawn, maps, int(0.75 * min(heights) / LETTER))
+    _bars(drawn, maps, int(0.75 * min(heights) / (LETTER * font)), font)
     if entries:
         ncols = min(beside, len(entries))
         drawn.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=ncols)
@@ -153,14 +156,21 @@ def _columns(picture: Picture, width: float) -> int:
     return min(panels, MOST_COLUMNS, max(picture.columns, math.ceil(panels * LOW / TALL)))
 
 
-def _frame(axes: Axes, panel: Panel, letter: str, across: int, upwards: int) -> None:
-    """Write title and axis labels, in lines of at most ``across`` and ``upwards`` letters."""
-    axes.set_title(textwrap.fill(letter + panel.title, across))
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(textwrap.fill(panel.y, upwards))
+def _frame(axes: Axes, panel: Panel, letter: str, across: int, upwards: int, font: float) -> None:
+    """Write title and axis labels, in lines of at most ``across`` and ``upwards`` letters. ``font``: size of letters of
+    these axes, beside that of others."""
+    words = [
+        axes.set_title(textwrap.fill(letter + panel.title, across)),
+        axes.set_xlabel(panel.x),
+        axes.set_ylabel(textwrap.fill(panel.y, upwards)),
+    ]
+    if font != 1:
+        for text in words:
+            text.set_fontsize(font * float(text.get_fontsize()))
+        axes.tick_params(labelsize=font * float(axes.get_xticklabels()[0].get_fontsize()))
 
 
-def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]], letters: int) -> None:
+def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]], letters: int, font: float) -> None:
     """Gives maps with one scale one colour bar, and each other map its own."""
     scales: dict[object, list[tuple[Axes, Any, Any]]] = {}
     for place, one in enumerate(maps):
@@ -168,7 +178,7 @@ def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]], letters: int) -> Non
         shared = heat.colours is not None
         scales.setdefault((heat.unit, heat.colours, heat.log, heat.centre) if shared else place, []).append(one)
     for own in scales.values():
-        bar(drawn, [axes for axes, *_ in own], own[0][1], own[0][2], letters)
+        bar(drawn, [axes for axes, *_ in own], own[0][1], own[0][2], letters, font)
 
 
 def _height(panel: Panel) -> float:
@@ -177,14 +187,17 @@ def _height(panel: Panel) -> float:
 
 
 def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
-    """Collects legend entries of all panels, each label once."""
+    """Collects legend entries of all panels, each label once. An entry has the dash of its lines if they have one."""
     entries: dict[str, Any] = {}
+    panels, dashes = list(panels), dict[str, set[str]]()
+    for one in (one for panel in panels for one in panel.series if one.kind == "line" and not one.faint):
+        dashes.setdefault(one.label, set()).add(look(one)["dash"])
     for panel in panels:
         for one in panel.series:
             if one.kind == "crosses":  # in their own colour, or in that of the architecture of each
                 entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": one.colour or INK}))
             elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
-                entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
+                entries[one.label] = swatch(look(one), dashed=len(dashes.get(one.label, ())) < 2)
         if panel.map is not None:
             for finding, colour in SPECIAL.items():
                 if (panel.map.finding == finding).any():

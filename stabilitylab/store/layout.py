@@ -25,11 +25,17 @@ SCHEMA_VERSION = 4
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
+CHOICE, CHOICE_LEDGER = "choice.csv", "choice-ledger.csv"  # beside the runs of ``sweep --choose-rate``
 BLACK_BOX = "black_box"  # folder of a flight recorder's files, which are named like checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
 OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # entries that a caller must not set
+
+
+def is_choice(path: Path) -> bool:
+    """True if ``path`` is the folder of a search of ``sweep --choose-rate``."""
+    return any((path / name).exists() for name in (CHOICE, CHOICE_LEDGER))
 
 
 def folder(run: Path, table: str) -> Path:

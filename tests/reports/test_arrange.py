@@ -15,7 +15,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from stabilitylab.reports import paper, style
-from stabilitylab.reports.arrange import alike, apart, signs, smoothed
+from stabilitylab.reports.arrange import alike, apart, distinct, signs, smoothed
 from stabilitylab.reports.base import FIGURES, Map, Panel, Picture, Reference, Series
 from stabilitylab.reports.caption import caption, small_print, tex
 from stabilitylab.reports.heatmaps import scale
@@ -96,6 +96,45 @@ def test_a_smoothed_line_keeps_its_mean_and_the_raw_one_behind_it() -> None:
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["x"]
     assert sorted(line.get_alpha() or 1 for line in drawn.axes[0].lines if len(line.get_xdata()) == 9) == [0.3, 1]
     assert screen.plots(Picture([Panel("", "x", "y", [raw, mean])], ""))[0]["traces"][0]["faint"]
+
+
+def test_lines_of_architectures_of_one_colour_get_their_markers_where_they_had_none() -> None:
+    labels = ("postln llama prores", "gpas llama", "mhc llama", "keel llama")
+    x, y = [*range(20)], [1.0] * 20
+    lines = [line for label in labels for line in smoothed(Series(label, x, y, arch=label), 15)]
+    before = [one for one in lines if not one.faint]
+    assert {look(one)["colour"] for one in before[:3]} == {"#D55E00"}, "these three have one colour"
+    assert look(before[0])["dash"] == look(before[2])["dash"], "and two of them one dash"
+    found = distinct(Picture([Panel("a", "x", "y", lines)], "")).panels[0].series
+    full = [one for one in found if not one.faint]
+    assert [look(one)["marker"] for one in full[:3]] == ["o", "D", "P"]
+    assert full[3] is before[3], "a line that looks like no other stays"
+    assert [one for one in found if one.faint] == [one for one in lines if one.faint]
+    drawn = paper.draw(Picture([Panel("a", "x", "y", found)], ""), 6.75).axes[0]
+    marked = [line for line in drawn.get_lines() if line.get_marker() not in ("None", "none", "", None)]
+    assert {len(line.get_xdata()) for line in marked} == {0, 10}, "every second point has a marker"
+
+
+def test_lines_of_one_colour_dash_and_marker_get_dashes_of_their_own() -> None:
+    labels = ["postln llama", "postln llama qk-norm", "postln llama prores prores-T=2", "postln gpt2", "keel llama"]
+    panels = [Panel(name, "x", "y", [a_line(label, marker="none") for label in labels]) for name in "ab"]
+    found = distinct(Picture(panels, "", controls=[Panel("c", "x", "y", [a_line(label) for label in labels])]))
+    looks = [[(look(one)["colour"], look(one)["dash"]) for one in panel.series] for panel in found.whole.panels]
+    assert len({*looks[0]}) == len(labels)
+    assert looks[0] == looks[1] == looks[2], "a label has one look in all panels"
+
+
+def test_a_dash_with_a_meaning_stays() -> None:
+    lines = [a_line(label, dash="dashed", detail="encoder") for label in ("branchnorm", "branchnorm T=1")]
+    picture = Picture([Panel("a", "x", "y", lines)], "")
+    assert distinct(picture).panels == picture.panels
+
+
+def test_committed_looks_stay() -> None:
+    """The architectures of the papers, and the controls of the sweeps, differ without help."""
+    lines = [a_line(label) for label in (*style.CONTROLS, "postln", "preln", "deepnorm", "branchnorm", "admin")]
+    picture = Picture([Panel("a", "x", "y", lines)], "")
+    assert distinct(picture).panels == picture.panels
 
 
 def test_a_map_around_a_centre_is_white_there_on_paper_and_on_the_screen() -> None:
@@ -224,7 +263,16 @@ def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0.6, "0.6"), (200.0, "200"), (0.001, "0.001"), (1e-6, "$10^{-6}$"), (0, "0"), (2e7, r"$2{\times}10^{7}$")],
+    [
+        (0.6, "0.6"),
+        (200.0, "200"),
+        (0.001, "0.001"),
+        (1e-6, "$10^{-6}$"),
+        (0, "0"),
+        (2e7, r"$2{\times}10^{7}$"),
+        (1.85e6, r"$1.85{\times}10^{6}$"),
+        (1.9e6, r"$1.9{\times}10^{6}$"),
+    ],
 )
 def test_ticks_are_plain(value: float, words: str) -> None:
     assert plain(value) == words
@@ -320,6 +368,13 @@ def test_a_legend_has_the_marker_where_any_panel_shows_it() -> None:
     bare, marked = (Panel("", "x", "y", [a_line("admin", marker=marker)]) for marker in ("none", ""))
     (entry,) = paper.draw(Picture([bare, marked], ""), 6.75).legends[0].legend_handles
     assert entry.get_marker() == style.style("admin").marker
+
+
+def test_a_legend_has_the_dash_of_its_lines_unless_they_have_several() -> None:
+    lines = [a_line("admin", dash="dashed", detail="mean of 15 updates", marker="none"), a_line("deepnorm"),
+             a_line("deepnorm", dash="dotted", detail="encoder")]  # fmt: skip
+    legend = paper.draw(Picture([Panel("", "x", "y", lines)], ""), 6.75).legends[0]
+    assert [entry.get_linestyle() for entry in legend.legend_handles] == ["--", "-"]
 
 
 def test_every_dash_has_a_pattern() -> None:

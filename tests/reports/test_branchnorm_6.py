@@ -134,6 +134,11 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
     )
 
 
+def test_a_single_warm_up_is_counted_in_the_singular() -> None:
+    _, picture = drawn(*(run("deepnorm", 5, lr, 3, nll=5) for lr in RATES[:2]))
+    assert picture.finding.startswith("Over learning rates of 0.0005 to 0.0008 and one warm-up: DeepNorm lost")
+
+
 def test_each_warm_up_has_its_own_number_of_seeds() -> None:
     runs = [run("deepnorm", w, lr, seed, nll=5 + seed / 10)
             for w, lr, seed in itertools.product((0, 5), RATES[:2], (3, 4, 5)) if w == 0 or seed == 3]  # fmt: skip

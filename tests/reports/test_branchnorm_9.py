@@ -13,6 +13,7 @@ from rest_slow import slow
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
+from stabilitylab.reports.diagnosis import diagnose
 from stabilitylab.reports.figures.branchnorm.figure_9 import NonzeroShare
 from stabilitylab.schema import Row
 
@@ -77,12 +78,27 @@ def test_the_picture_is_the_share_after_training(tmp_path: Path) -> None:
 
 
 def test_one_run_of_a_decoder_alone_is_drawn(tmp_path: Path) -> None:
-    decoder = {"model": {"stack": "decoder", "encoder_layers": 0}}
-    make_shares(tmp_path, lambda arch, seed, step, row: 0.25, archs=("preln",), seeds=(3,), stacks=("decoder",),
-                settings=decoder)  # fmt: skip
-    panels, picture = drawn(tmp_path)
+    panels, picture = drawn_decoder(tmp_path, "relu")
     assert [*panels] == ["Decoder"]
-    assert picture.finding == "Of the activations are not zero: Pre-LN 25.0% (one seed)."
+    assert panels["Decoder"].y == "share of nonzero activations"
+    assert picture.finding == "Share of nonzero activations: Pre-LN 25.0% (one seed)."
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_entries_above_0_are_called_positive_where_no_entry_is_0(tmp_path: Path, activation: str) -> None:
+    panels, picture = drawn_decoder(tmp_path, activation)
+    assert panels["Decoder"].y == "share of positive activations"
+    assert picture.finding.startswith("Share of positive activations: ")
+    (panel,) = [one for one in diagnose(load(tmp_path)[0]).panels if "sparsity" in one.title]
+    assert panel.map is not None
+    assert panel.map.unit.startswith("positive fraction")
+
+
+def drawn_decoder(folder: Path, activation: str) -> tuple[dict[str, Panel], Picture]:
+    decoder = {"model": {"stack": "decoder", "encoder_layers": 0, "activation": activation}}
+    make_shares(folder, lambda arch, seed, step, row: 0.25, archs=("preln",), seeds=(3,), stacks=("decoder",),
+                settings=decoder)  # fmt: skip
+    return drawn(folder)
 
 
 def test_a_run_that_diverged_decides_nothing(tmp_path: Path) -> None:

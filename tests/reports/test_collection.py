@@ -65,6 +65,23 @@ def test_runs_of_different_length_are_described_by_the_shortest_and_the_longest(
     assert "wide, 600 updates," in runs.where(lambda run: run.name == "of-600").describe()
 
 
+def test_rates_are_described_by_architecture_where_they_differ(tmp_path: Path) -> None:
+    for arch, lr in (("deepnorm", 2e-3), ("branchnorm", 1e-3)):
+        make_run(tmp_path, arch, arch=arch, settings={"train": {"lr": lr}})
+    runs = load(tmp_path)
+    assert ", lr 0.001 (BranchNorm), 0.002 (DeepNorm), warm-up" in runs.describe()
+    assert ", lr 0.002, warm-up" in runs.where(label="deepnorm").describe()
+
+
+def test_a_trial_of_a_rate_search_that_stopped_early_is_known_by_the_search_beside_it(tmp_path: Path) -> None:
+    for name, steps in (("cut", 40), ("whole", 100)):
+        make_run(tmp_path, name, settings={"train": {"steps": steps, "horizon": 100}})
+    assert len(load(tmp_path).without_cut_trials()) == 2, "a run may stop early for another reason"
+    (tmp_path / "choice-ledger.csv").touch()
+    assert [run.name for run in load(tmp_path).without_cut_trials()] == ["whole"]
+    assert [run.name for run in load(tmp_path / "cut").without_cut_trials()] == ["cut"], "the run that was asked for"
+
+
 def test_a_ramp_is_told_where_alpha_grows_and_the_label_does_not_say_how_long(tmp_path: Path) -> None:
     cases = [
         ({"T": 100}, 100),

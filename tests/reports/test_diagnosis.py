@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from edited_runs import edit
 from making import Made, layer_rows, load, make_run, sublayer_rows
 
-from stabilitylab.reports import MissingRuns, Panel, Picture
-from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map
+from stabilitylab.reports import MissingRuns, Panel, Picture, paper
+from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map, Series
 from stabilitylab.reports.collection import Record
 from stabilitylab.reports.diagnosis import diagnose
 from stabilitylab.schema import Cells, Row, Table
@@ -107,6 +108,44 @@ def test_a_note_says_which_row_is_which_sublayer_or_parameter(tmp_path: Path) ->
     assert "Rows of update ratio (h), adam (h): 2 of each layer, from the lowest layer up: attn, mlp." in notes
     assert "Rows of parameter norm (h): 2 of each layer, from the lowest layer up: attn.q.weight, attn.q.bias." in notes
     assert "Rows of attention heads (h): 1 in layer 1, 2 to 3 in layer 2." in notes
+
+
+def test_an_axis_names_what_its_rows_are(tmp_path: Path) -> None:
+    heads = [Row(f"h.{n}.attn{end}", "h", n + 1, f"attn{end}") for end in ("", ".head_0") for n in range(2)]
+    modules = [Row(f"h.{n}{end}", "h", n + 1, end[1:]) for end in ("", ".mlp") for n in range(2)]
+    parameters = [Row(f"h.{n}.mlp.{name}", "h", n + 1, "mlp") for n in range(2) for name in ("weight", "bias")]
+    tables = {"attention_heads": heads, "outliers": modules, "parameter_norm": parameters}
+    columns = {"attention_heads": "max_logit", "outliers": "pearson_kurtosis", "parameter_norm": "weight"}
+    made = {name: Made(rows, (columns[name],), lambda step, row: 1.0, STEPS, total="") for name, rows in tables.items()}
+    found = diagnose(run(tmp_path, tables=made))
+    named = {panel.title: panel.y for panel in found.panels if panel.map is not None}
+    assert named == {"attention heads, h": "module or head", "outliers, h": "module", "parameter norm, h": "parameter"}
+
+
+def test_one_measured_row_has_one_tick_on_each_axis_and_on_its_colour_bar(tmp_path: Path) -> None:
+    table = Made([Row("model", "", 0, "")], ("value",), lambda step, row: 1.9836e6, (3,), total="")
+    picture = diagnose(run(tmp_path, tables={"sharpness": table}))
+    (found,) = [panel for panel in picture.panels if panel.map is not None]
+    axes, bar = paper.draw(replace(picture, panels=[found]), 6.75).axes
+    assert [*axes.get_xticks()] == [3]
+    assert [*axes.get_yticks()] == [1]
+    assert [label.get_text() for label in bar.get_yticklabels()] == [r"$1.98{\times}10^{6}$"]
+    assert not len(bar.get_yticks(minor=True))
+
+
+def test_steps_of_a_map_are_whole(tmp_path: Path) -> None:
+    table = Made(sublayer_rows(1, ("encoder",)), ("value",), lambda step, row: step + 1.0, (0, 1, 2), total="")
+    picture = diagnose(run(tmp_path, tables={"activation_grad_norm": table}))
+    (found,) = [panel for panel in picture.panels if panel.map is not None]
+    axes = paper.draw(replace(picture, panels=[found]), 6.75).axes[0]
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_letters_are_smaller_on_a_page_of_many_small_panels() -> None:
+    panel = Panel("Loss", "step", "loss", [Series("held out", [0, 1], [1.0, 2.0], colour="#222222", marker="none")])
+    few, many = (paper.draw(Picture([panel] * count, ""), 6.75).axes[0] for count in (2, 25))
+    for words in (lambda axes: axes.xaxis.label, lambda axes: axes.yaxis.label, lambda axes: axes.get_xticklabels()[0]):
+        assert words(many).get_fontsize() == pytest.approx(0.75 * words(few).get_fontsize())
 
 
 def test_a_table_with_one_row_of_each_layer_is_a_map_of_layers(tmp_path: Path) -> None:
@@ -286,7 +325,12 @@ def test_a_watched_model_without_configuration(tmp_path: Path) -> None:
         return Cells(sizes[:, None], np.zeros(6, bool))
 
     picture = diagnose(watched(tmp_path, tables, cells, loss=0.5))
-    assert [panel.title for panel in picture.panels] == ["Loss", "Shares of the gradient norm", "grad norm", "ln input"]
+    assert [panel.title for panel in picture.panels] == [
+        "Loss",
+        "Shares of the squared gradient norm",
+        "grad norm",
+        "ln input",
+    ]
     assert (picture.panels[0].y, picture.panels[0].references) == ("loss", [])
     assert picture.notes == ["Sequential, a model of your own."]
     assert picture.finding == (

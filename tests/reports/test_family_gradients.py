@@ -46,6 +46,22 @@ def test_a_panel_a_family_over_the_lines_of_all_others(tmp_path: Path) -> None:
     assert any("Not drawn: ReZero, whose gradient is exactly 0" in note for note in picture.notes)
 
 
+@pytest.mark.parametrize(
+    ("growths", "said"),
+    [
+        ({"postln": 0.9, "preln": 0.8}, "fall in all, most in Pre-LN (0.018 times) and least in Post-LN (0.15 times)."),
+        ({"postln": 1.2, "preln": 1.1}, "rise in all, most in Post-LN (27 times) and least in Pre-LN (5.6 times)."),
+        ({"postln": 0.9}, "fall in Post-LN (0.15 times)."),
+        ({"postln": 1.1}, "rise in Post-LN (5.6 times)."),
+    ],
+)
+def test_a_ratio_below_1_is_a_fall(tmp_path: Path, growths: dict[str, float], said: str) -> None:
+    for arch, growth in growths.items():
+        once(tmp_path, arch, 3, growth)
+    picture = FIGURES["family:gradients"]().picture(load(tmp_path))
+    assert picture.finding.endswith(f"to the last they {said}")
+
+
 def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(MissingRuns) as raised:
         FIGURES["family:gradients"]().picture(load(tmp_path))

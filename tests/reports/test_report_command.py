@@ -77,6 +77,27 @@ def test_of_one_figure_nothing_is_said_about_other_claims(
 
 
 @pytest.mark.usefixtures("unprinted")
+def test_trials_of_a_rate_search_that_stopped_early_are_counted_and_not_drawn(run, tmp_path: Path) -> None:
+    metrics = {"loss": [7.0, 5.0], "nll": [7.0, 5.0], "held_out_nll": [7.0, 5.0], "held_out_accuracy": [0.1, 0.2]}
+    decoder = {"stack": "decoder", "encoder_layers": 0}
+    for lr, steps in ((1e-3, 40), (2e-3, 40), (2e-3, 100), (4e-3, 100)):
+        train = {"lr": lr, "steps": steps, "horizon": 100}
+        make_run(tmp_path / "runs", f"keel-lr{lr:g}-{steps}", arch="keel", layers=2, metrics=metrics,
+                 settings={"model": decoder, "train": train})  # fmt: skip
+    (tmp_path / "runs/choice.csv").touch()
+    code, out, _ = run("report")
+    assert code == 0
+    assert "run:keel-lr0.002-100" in out
+    assert "run:keel-lr0.002-40" not in out
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert "2 layers, 100 updates" in page
+    assert "2 layers, 40 updates" not in page
+    assert "Not drawn: 2 runs of a rate search that stopped before the end of their schedule." in page
+    code, out, _ = run("report", "--run", "keel-lr0.002-40", "--figure", "table:keel")
+    assert "run:keel-lr0.002-40" in out
+
+
+@pytest.mark.usefixtures("unprinted")
 def test_json_is_one_object_and_names_what_is_missing(run, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3,))
     code, out, _ = run("report", "runs", "--figure", "8", "--figure", "deepnet:5", "--json", "--out", "elsewhere")

@@ -10,13 +10,14 @@ from ..base import Panel, Reference, Series
 from ..style import GREY, INK
 
 PASSES = {"forward": "forward pass", "backward": "backward pass, gradients at the same places"}
+TICKS = 10  # layers that have a tick, at most
 FED = "#31688e"  # no colour of an architecture
 
 
 def error_panels(found: Bisection, pair: str = "") -> Iterator[Panel]:
     """Yield a panel for each pass: the error at each place over its depth, the limit times the control, and the error
     of a module that is fed, if modules were. ``pair``: the names of both implementations, for the title."""
-    depth, axis = _depths([place for place in found.places if place.phase == "forward"])
+    depth, axis, ticks = _depths([place for place in found.places if place.phase == "forward"])
     limit = f"{found.limit:g} times the control"
     for phase, title in PASSES.items():
         places = sorted((p for p in found.places if p.phase == phase and p.name in depth), key=lambda p: depth[p.name])
@@ -34,7 +35,9 @@ def error_panels(found: Bisection, pair: str = "") -> Iterator[Panel]:
         first = found.first
         marked = first is not None and first.phase == phase and first.name in depth
         marks = [Reference(depth[first.name], f"first: {first.name}", vertical=True)] if first and marked else []
-        yield Panel(f"{pair}: {title}" if pair else title, axis, "relative error", series, marks, log_y=True)
+        yield Panel(
+            f"{pair}: {title}" if pair else title, axis, "relative error", series, marks, log_y=True, ticks=ticks
+        )
 
 
 def _line(label: str, x: Sequence[float], values: Sequence[float], colour: str, crosses: bool = False) -> Series:
@@ -44,9 +47,9 @@ def _line(label: str, x: Sequence[float], values: Sequence[float], colour: str, 
     return Series(label, x, y, colour=colour, seeds=0, **look)  # pyright: ignore[reportArgumentType]
 
 
-def _depths(places: Sequence[PlaceGap]) -> tuple[dict[str, float], str]:
-    """Return the depth of each place, and what it is: the places of a layer lie between its number and the next. Layers
-    of several stacks stand one behind the other, as their first places do."""
+def _depths(places: Sequence[PlaceGap]) -> tuple[dict[str, float], str, Sequence[int]]:
+    """Return the depth of each place, the name of its axis, and the layers that have a tick: the places of a layer lie
+    between its number and the next. Layers of several stacks stand one behind the other, as their first places do."""
     groups: dict[tuple[str, int], list[str]] = {}
     for place in places:
         if place.layer:
@@ -63,4 +66,6 @@ def _depths(places: Sequence[PlaceGap]) -> tuple[dict[str, float], str]:
             behind[passed] = behind.get(passed, -1) + 1
             found[place.name] = passed + 1 + behind[passed] / 10 if passed else 0.0
     stacks = list(dict.fromkeys(stack for stack, _ in groups))
-    return found, f"layer, of {', then '.join(stacks)}" if len(stacks) > 1 else "layer"
+    every = max(1, math.ceil(len(at) / TICKS))
+    axis = f"layer, of {', then '.join(stacks)}" if len(stacks) > 1 else "layer"
+    return found, axis, range(every, len(at) + 1, every)

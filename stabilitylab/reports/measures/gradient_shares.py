@@ -43,4 +43,4 @@ def gradient_shares(record: Record, columns: int, colours: Mapping[str, str] | N
         x, y = thin(steps, shares[:, order[LINES:]].sum(1), columns)
         name = f"{rest} other{'s' * (rest > 1)}"
         lines.append(Series(name, x.tolist(), y.tolist(), colour=GREY, dash="dashed", marker="none"))
-    return Panel("Shares of the gradient norm", "step", "share of the squared gradient norm", lines)
+    return Panel("Shares of the squared gradient norm", "step", "share", lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,11 @@ def layer_values(record: Record, table: str, column: str, stack: str, step: int 
     data = record.at(table, step, [column], by="layer")
     data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
     return dict(zip(data["layer"].tolist(), data[column].tolist(), strict=True))
+
+
+def above_zero(runs: Iterable[Record]) -> str:
+    """Return the word for FFN activations > 0: "nonzero" if all these models have ReLU, else "positive"."""
+    return "nonzero" if all(run.settings.get("model.activation") == "relu" for run in runs) else "positive"
 
 
 def by_layer(

@@ -15,6 +15,7 @@ from ...diagnose import Event, compare
 from ...errors import DamagedError, InputError
 from ...store.layout import flat
 from .. import style
+from ..arrange import distinct
 from ..base import Panel, Picture, Reference, Series
 from ..collection import Record, Runs
 from ..pooling import thin
@@ -122,7 +123,7 @@ def curves(runs: Runs) -> Picture | None:
         marks = _baselines(runs) if columns[0] == "held_out_nll" else []
         if drawn:
             panels.append(Panel(title, "step", _unit(runs, unit), drawn, marks, log_y=log))
-    return Picture(panels, "", columns=1) if panels else None
+    return distinct(Picture(panels, "", columns=1)) if panels else None
 
 
 def _look(record: Record, own: bool) -> dict[str, Any]:

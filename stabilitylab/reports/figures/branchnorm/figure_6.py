@@ -204,7 +204,8 @@ def _finding(grid: RateGrid, numbers: Numbers, common: dict[str, dict[int, float
         elif own[0]:
             said += f", sensitivity {measured(own[0].values(), '.3f')} nats {with_least} ({counted(len(own[0]))})"
         parts.append(said)
-    return f"Over learning rates of {_range(grid)} and {len(grid.warmups)} warm-ups: {'; '.join(parts)}."
+    warmups = "one warm-up" if len(grid.warmups) == 1 else f"{len(grid.warmups)} warm-ups"
+    return f"Over learning rates of {_range(grid)} and {warmups}: {'; '.join(parts)}."
 
 
 def _judged(runs: Runs) -> RateGrid:

@@ -66,13 +66,24 @@ def _finding(lines: Mapping[str, Sequence[Series]], depth: int) -> str:
     if not lines:
         return f"No architecture has a gradient in any of {depth} layers."
     flat = [label for label, own in lines.items() if max(own[0].y) / min(own[0].y) < FLAT]
-    ratios = {label: _ends(own[0].y) for label, own in lines.items()}
-    low, high = (choice(ratios, key=lambda label: ratios[label]) for choice in (min, max))
     return (
         f"At {depth} layers the gradients of all layers lie within a factor of {FLAT:g} in {len(flat)} of {len(lines)} "
-        f"architectures. From the first tenth of the layers to the last they fall most in {style.title(low)} "
-        f"({ratios[low]:.2g} times) and rise most in {style.title(high)} ({ratios[high]:.2g} times)."
+        f"architectures. From the first tenth of the layers to the last they "
+        f"{_course({label: _ends(own[0].y) for label, own in lines.items()})}."
     )
+
+
+def _course(ratios: Mapping[str, float]) -> str:
+    """Say where the ratio last / first is smallest and where it is largest, and which of the two is a fall."""
+    low, high = (choice(ratios, key=lambda label: ratios[label]) for choice in (min, max))
+    least, most = (f"in {style.title(label)} ({ratios[label]:.2g} times)" for label in (low, high))
+    if low == high:
+        return f"{'fall' if ratios[low] < 1 else 'rise'} {least}"
+    if ratios[high] < 1:
+        return f"fall in all, most {least} and least {most}"
+    if ratios[low] >= 1:
+        return f"rise in all, most {most} and least {least}"
+    return f"fall most {least} and rise most {most}"
 
 
 def _ends(values: Sequence[float]) -> float:
