@@ -15,7 +15,7 @@ def keel_alpha(place: Place) -> float:
     return float(place.stack_sublayers)
 
 
-@arch("keel", title="KEEL", colour="#882255", marker="P", rank=200, gains="base", family="Since 2024")
+@arch("keel", title="KEEL", colour="#0072B2", marker="P", rank=200, gains="base", family="Since 2024")
 class Keel(Residual):
     r"""x_{l+1} = LN(alpha x_l + F(LN(x_l))), alpha = L, all sub-layers.  KEEL, Chen and Wei 2026 (2601.19895), Eqs. 8,
     28.
