@@ -146,7 +146,8 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
         lines.append(f"options (--set): {', '.join(shown)}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
-    elif not facts["constants"]:
+    lines += [f"at {at}: the {stack} equals that of {other}" for stack, other in facts["equal"].items()]
+    if not facts["constants"]:
         lines.append(f"defined for {' and '.join(facts['defined_for'])} models only")
     return lines
 
