@@ -29,7 +29,8 @@ def _single_stack(evidence: Evidence) -> str:
     """Return why a reference model of one stack cannot show these kinds; "" for all others."""
     model = evidence.run.config.get("model") if evidence.run.kind != "watched" else None
     stack = model.get("stack") if isinstance(model, Mapping) else None
-    return f"{'an' if stack == 'encoder' else 'a'} {stack} alone has no source" if stack in ("encoder", "decoder") else ""
+    said = {"encoder": "an encoder alone has no source", "decoder": "a decoder alone has no source"}
+    return said.get(stack, "") if isinstance(stack, str) else ""
 
 
 @detector(
