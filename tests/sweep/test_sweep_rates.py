@@ -131,6 +131,7 @@ def test_a_line_of_the_ledger_is_a_result(verdict: str, metrics: str, eligible: 
         (["lr=1e-3,2e-3,4e-3", "--choose-rate", "--grid"], "needs an axis beside rates"),
         (["arch=deepnorm", "lr=0,1,2", "--choose-rate", "--grid"], "give learning rates that are all above 0"),
         (["arch=deepnorm", "lr=1e-3,2e-3", "--choose-rate", "--grid"], "give three or more"),
+        (["arch=deepnorm", "lr=1e-3", "--choose-rate", "--grid"], "1 rate cannot be searched: give three"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--set", "train.lr=1e-3"], "leave it out of --set"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--steps", "4"], "4 updates are too few for a search"),
     ],
