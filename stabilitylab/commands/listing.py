@@ -293,7 +293,7 @@ def _described(run: Run) -> dict[str, Any]:
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],
         train.get("seed", "-"),
-        f"{status.step}/{train['steps']}" if "steps" in train else str(status.step),
+        f"{status.step}/{train['steps']}" if "steps" in train and run.kind != "onestep" else str(status.step),
         signed(verdict.nll_gap) if verdict else "-",
         verdict.reason if verdict else "; ".join(filter(None, (status.reason, broken))),
     )
