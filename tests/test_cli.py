@@ -136,7 +136,7 @@ def test_runs_counts_the_trials_of_a_search_instead_of_listing_them(run, tmp_pat
     assert "lr0.001-s0" in run("runs", "runs/lr-find-gpt2")[1]
 
 
-FACTS = {"formula", "source", "remarks", "learns", "options", "choices", "gains", "defined_for", "constants"}
+FACTS = {"formula", "source", "remarks", "learns", "options", "choices", "gains", "defined_for", "constants", "equal"}
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:

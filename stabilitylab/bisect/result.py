@@ -73,7 +73,7 @@ class Bisection:
         if self.first is None or self.only_a.get("backward") or self.only_b.get("backward"):
             return False
         last = next((place for place in self.places if place.phase == "backward"), None)
-        return last is self.first and last.enters
+        return last is not None and last is self.first and last.enters
 
     @property
     def largest(self) -> PlaceGap | None:
