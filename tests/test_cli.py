@@ -136,7 +136,7 @@ def test_runs_counts_the_trials_of_a_search_instead_of_listing_them(run, tmp_pat
     assert "lr0.001-s0" in run("runs", "runs/lr-find-gpt2")[1]
 
 
-FACTS = {"formula", "source", "remarks", "learns", "options", "choices", "gains", "defined_for", "constants"}
+FACTS = {"formula", "source", "remarks", "learns", "options", "choices", "gains", "defined_for", "constants", "equal"}
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
@@ -157,6 +157,9 @@ def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(ru
     only = run("list", "archs", "tfixup", "--depth", "24", "--stack", "decoder")[1]
     assert "defined for encoder-decoder models only" in only
     assert "arch.start = staggered (or preln)" in run("list", "archs", "mhc")[1]
+    small = ("--depth", "3", "--stack", "decoder")
+    assert "the decoder equals that of preln" in run("list", "archs", "mix-ln", *small)[1]
+    assert "equals that of" not in run("list", "archs", "attnres", *small)[1]
     found = json.loads(run("list", "archs", "--depth", "36", "--json")[1])["archs"]
     assert found["subln"]["constants"]["encoder"]["gamma"] == pytest.approx(2.182857, abs=6e-7)
     assert found["admin"]["learns"] == "omega: d a sub-layer"

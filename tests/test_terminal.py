@@ -64,6 +64,9 @@ def test_the_worst_input_is_relative_to_the_shortcut() -> None:
     assert worst_ln_input(watcher([[9.0, 8.0], [math.nan, 8.0]])) == "decoder 7 ffn: nan"  # type: ignore[arg-type]
     assert worst_ln_input(watcher([[9.0, math.nan], [8.5, math.nan]])) == "encoder 1 ffn: 9.000"  # type: ignore[arg-type]
     assert worst_ln_input(SimpleNamespace(last=None)) is None  # type: ignore[arg-type]
+    final = watcher([[9.0, math.nan]])
+    final.tables["ln_input"] = Table("ln_input", ("value", "shortcut"), (Row("decoder.norm", "decoder", 0, "norm"),))
+    assert worst_ln_input(final) == "decoder.norm: 9.000"  # type: ignore[arg-type]
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

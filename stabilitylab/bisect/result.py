@@ -60,8 +60,20 @@ class Bisection:
 
     @property
     def where(self) -> str:
-        """The module in which the first difference arises, by its name in ``a``; "" without a difference."""
+        """The module in which the first difference arises, by its name in ``a``, or "the loss"; "" without a
+        difference."""
+        if self.from_loss:
+            return "the loss"
         return "" if self.first is None else self.first.blamed or "the model itself, outside of its layers"
+
+    @property
+    def from_loss(self) -> bool:
+        """True if the first difference is the gradient that the loss hands to the end of the model: the forward passes
+        agree, and nothing comes before this place in the backward pass."""
+        if self.first is None or self.only_a.get("backward") or self.only_b.get("backward"):
+            return False
+        last = next((place for place in self.places if place.phase == "backward"), None)
+        return last is not None and last is self.first and last.enters
 
     @property
     def largest(self) -> PlaceGap | None:
@@ -92,6 +104,8 @@ class Bisection:
         if self.first.phase == "weights":
             name = self.first.name
             return f"A difference in what is computed: parameter {name} differs before anything is computed."
+        if self.from_loss:
+            return "A difference in what is computed enters in the loss (gradient of the model's output, suspected)."
         kind = "confirmed" if self.confirmed else "suspected"
         there = self.first.blamed_there
         also = f"in {self.b} {there}, " if there and there != self.first.blamed else ""
@@ -136,6 +150,11 @@ class Bisection:
             return [f"Read the code of {self.where} in both."]
         if self.first.phase == "forward":
             return ["Bisect the two models themselves (PACKAGE.MODULE:FACTORY) to confirm it."]
+        if self.from_loss:
+            return [
+                f"The forward passes agree up to {self.first.module}: compare the labels, the loss (label smoothing, "
+                f"weights, reduction), its scale (accumulation, loss scaling), and what follows {self.first.module}."
+            ]
         return [f"The forward passes agree: read the backward of {self.where}, and what is detached or scaled there."]
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .bounds import BOUNDS, not_checked, weigh
 from .result import Check
-from .seen import Seen
+from .seen import UNSEEN, Seen
 
 FUTURE, SAMPLE = "future leak", "sample leak"
 STILL = "the output does not depend on the input yet, as above a layer of zeros"
@@ -39,7 +39,7 @@ def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
     if output is None:
         return not_checked(SAMPLE, "the model returns no tensor beside its loss"), None
     if not leaves:
-        return not_checked(SAMPLE, "the batch has no tokens that are embedded and no floating-point inputs"), None
+        return not_checked(SAMPLE, f"{UNSEEN}, and it has no floating-point inputs"), None
     if not torch.isfinite(output).all():
         return not_checked(SAMPLE, "the output is not finite"), None
     if output.dim() == 2 and output.shape[0] == output.shape[1] and _compares(seen):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+UNSEEN = "no embedding was seen to take tokens of the batch"
 AT_ONCE = 1 << 22  # logits that are copied in float64 at a time
 PREFERRED = ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "sample")  # main outputs of models
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
@@ -169,11 +170,21 @@ def _bound(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:
 
 
 def _is_of(index: Tensor, own: Tensor) -> bool:
-    """True if indices are a tensor of the batch, or one moved by a place, as a decoder's inputs are."""
+    """True if indices are a tensor of the batch, a view of one or a copy of some neighbouring columns, or one moved by
+    a place, as a decoder's inputs are."""
     if index.shape == own.shape and torch.equal(index, own.to(index)):
         return True
-    if index.dim() < 2 or index.shape[:1] != own.shape[:1]:
+    memory = index.untyped_storage()
+    if memory.nbytes() and memory.data_ptr() == own.untyped_storage().data_ptr():
+        return True
+    if index.dim() < 2 or index.shape[:1] != own.shape[:1] or not index.numel():
         return False
+    if index.dim() == own.dim() == 2 and 1 < index.shape[1] <= own.shape[1]:
+        length = index.shape[1]
+        given = own.to(index)
+        starts = (given[:, : given.shape[1] - length + 1] == index[:, :1]).all(dim=0).nonzero()[:, 0].tolist()
+        if any(torch.equal(index, given[:, at : at + length]) for at in starts):
+            return True
     pairs = ((index, own[:, :-1]), (index, own[:, 1:]), (index[:, 1:], own[:, :-1]), (index[:, 1:], own))
     for one, other in pairs:
         if one.shape == other.shape and one.numel() and float((one == other.to(one)).double().mean()) > 0.5:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .bounds import not_checked, weigh
 from .result import Check
-from .seen import CrossEntropy, Seen, tensors_of
+from .seen import UNSEEN, CrossEntropy, Seen, tensors_of
 from .start import KNOWS, NONE
 
 NAME, COPIED = "label shift", "labels in the input"
@@ -198,7 +198,8 @@ def label_shift(seen: Seen, own: Lined | str, causal: bool | None) -> Check:
         off = offset - 1
         text = f"the labels are {PLACES[offset]}, not the next ones; {losses}"
         return weigh(NAME, abs(off), text, remedy=_remedy(offset))
-    return _by_loss(own, by_shift, shares, f"the labels are no tokens of the input; {losses}", offset=None)
+    text = f"{'the labels are no tokens of the input' if seen.tokens else UNSEEN}; {losses}"
+    return _by_loss(own, by_shift, shares, text, offset=None)
 
 
 def _by_loss(

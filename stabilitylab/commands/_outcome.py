@@ -47,7 +47,7 @@ def print_summary(run: Any, result: Result) -> None:
         loss, accuracy = signed(verdict.nll_gap), signed(verdict.accuracy_gap)
         text = (
             f"{verdict.state} since step {verdict.step}: {verdict.reason} "
-            f"({_on(verdict)}: nll - unigram {loss}, accuracy - unigram {accuracy})"
+            f"({_on(verdict, run)}: nll - unigram {loss}, accuracy - unigram {accuracy})"
         )
     console.print(text)
     if speed := _speed(run):
@@ -64,6 +64,9 @@ def _speed(run: Run) -> str:
     return f"{rates.median():,.0f} target tokens/s (median of updates); {share:.0%} of each batch is padding"
 
 
-def _on(verdict: Verdict) -> str:
+def _on(verdict: Verdict, run: Run) -> str:
     """Name the text on which the gap was measured."""
-    return f"{verdict.sentences} validation sentences" if verdict.sentences else "the held-out batch"
+    if not verdict.sentences:
+        return "the held-out batch"
+    rows = str(run.manifest.get("data", {}).get("rows", ""))  # of running text: "blocks of 24 tokens"
+    return f"{verdict.sentences} validation {rows if rows.startswith('blocks') else 'sentences'}"

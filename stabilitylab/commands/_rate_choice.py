@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..lr_find import Choice
     from ..sweep import Job, Ledger, Outcome
 
+WORTH = "source worth"  # a column for models that have a source
+
 
 def choose(
     axes: Sequence[str], settings: Mapping[str, Any], device: str | None, out: Path, ledger: Ledger | None, jobs: int,
@@ -107,10 +109,14 @@ def _runner(workers: int, quiet: bool) -> Any:
 def _show(name: str, choice: Choice) -> None:
     """Print the losses of a search by rate, mark the chosen rate, and print the notes about doubts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
-    for column in ("rate", "updates", "seeds", "loss [nats/token]", "source worth", "eligible", ""):
+    columns = ["rate", "updates", "seeds", "loss [nats/token]", WORTH, "eligible", ""]
+    lines = [dict(zip(columns, line, strict=True)) for line in _lines(choice)]
+    if all(line[WORTH] == "-" for line in lines):
+        columns.remove(WORTH)  # a model without a source
+    for column in columns:
         table.add_column(column, justify="left" if column in ("", "rate") else "right")
-    for line in _lines(choice):
-        table.add_row(*line)
+    for line in lines:
+        table.add_row(*(line[column] for column in columns))
     rate = (
         f"the learning rate is {choice.rate:g}"
         if choice.rate

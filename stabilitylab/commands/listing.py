@@ -146,7 +146,8 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
         lines.append(f"options (--set): {', '.join(shown)}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
-    elif not facts["constants"]:
+    lines += [f"at {at}: the {stack} equals that of {other}" for stack, other in facts["equal"].items()]
+    if not facts["constants"]:
         lines.append(f"defined for {' and '.join(facts['defined_for'])} models only")
     return lines
 
@@ -292,7 +293,7 @@ def _described(run: Run) -> dict[str, Any]:
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],
         train.get("seed", "-"),
-        f"{status.step}/{train['steps']}" if "steps" in train else str(status.step),
+        f"{status.step}/{train['steps']}" if "steps" in train and run.kind != "onestep" else str(status.step),
         signed(verdict.nll_gap) if verdict else "-",
         verdict.reason if verdict else "; ".join(filter(None, (status.reason, broken))),
     )

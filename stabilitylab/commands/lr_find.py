@@ -78,7 +78,12 @@ def lr_find(
         Path | None, _budget(help="Folder of the trials.", show_default="runs/lr-find-NAME, the first that is free")
     ] = None,
     resume: Annotated[
-        bool, _budget("--resume", help="Go on with the search in --out, or with the latest, by its own plan.")
+        bool,
+        _budget(
+            "--resume",
+            help="Go on with the search in --out by its own plan, or with the latest of the model that you name. A "
+            "function, and --widths, have to be named again.",
+        ),
     ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
@@ -107,13 +112,18 @@ def lr_find(
         "--model": model, "--preset": preset, "--lr": lr, "--config": config, "--set": set_,
     }  # fmt: skip
     given = [name for name, value in reference.items() if value]
+    begun = None
     if factory is None and not given:
-        raise UsageError("name a model: your function as PACKAGE.MODULE:FACTORY, or a reference model with --arch.")
+        if not resume:
+            raise UsageError("name a model: your function as PACKAGE.MODULE:FACTORY, or a reference model with --arch.")
+        begun = _begun(out, widths)
     if factory is not None and given:
         raise UsageError(f"{given[0]} is about reference models: leave it out, or leave out {factory}.")
     settings = _settings(preset, stack, model, data, valid, lr, config, set_)
 
     def configs(plan: Mapping[str, Any]) -> dict[int, Config]:
+        if begun is not None:
+            return {0: _of_plan(begun, plan)}
         layers = 36 if depth is None else depth
         return {
             width: _config(arch or "branchnorm", layers, width or d_model, settings, plan)
@@ -122,7 +132,9 @@ def lr_find(
 
     asked = {"horizon": horizon, "seeds": own_seeds, "warmup": warmup, "delta": delta}
     plan = _planned(asked, {})
-    if factory is None:
+    if begun is not None and out is not None:
+        folder = out
+    elif factory is None:
         first = next(iter(configs(plan).values()))
         folder = _folder(out, f"{first.model.arch}-{first.model.depth}", resume)
     else:
@@ -268,6 +280,31 @@ def _config(arch: str, depth: int, width: int | None, settings: Mapping[str, Any
         found = resolve(merge(wanted, {"model": sizes(width, found.model)}), depth=depth)
     seed = plan["seeds"][0]
     return found.changed(train={"seed": seed}, data={"seed": seed})
+
+
+def _begun(out: Path | None, widths: str | None) -> Config:
+    """Return the configuration of the reference model whose search in ``out`` goes on."""
+    from ..config import complete, validated
+    from ..lr_find.folder import is_search, plan_at
+
+    again = "name the model again, as PACKAGE.MODULE:FACTORY or with the options of a reference model"
+    if out is None:
+        raise UsageError(f"--resume needs the folder of the search (--out) or its model: {again}.")
+    plan = plan_at(out)
+    if not plan:
+        raise UsageError(f"there is no search in {out}: {again}.")
+    if widths is not None or not is_search(out):
+        raise UsageError(f"the search in {out} has several widths: {again}, and --widths.")
+    if "config" not in plan:
+        raise UsageError(f"the plan in {out} keeps only the name of its model ({plan['model']}): {again}.")
+    return validated(complete(plan["config"]))
+
+
+def _of_plan(config: Config, plan: Mapping[str, Any]) -> Config:
+    """Return the configuration of a search that goes on, with the horizon, warm-up and first seed of its plan."""
+    seed = plan["seeds"][0]
+    train = {"steps": plan["horizon"], "warmup": plan["warmup"], "seed": seed}
+    return config.changed(train=train, data={"seed": seed})
 
 
 def _numbers(option: str, text: str) -> list[int]:

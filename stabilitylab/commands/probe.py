@@ -7,10 +7,10 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -263,8 +263,8 @@ def _dry_run(config: Config, as_json: bool) -> int:
     for section, values in facts["config"].items():
         for key, value in values.items() if isinstance(values, dict) else [("", values)]:
             table.add_row(f"{section}.{key}".rstrip("."), str(value))
-    for key, value in facts["data"].items():
-        table.add_row(f"({key})", str(value))
+    for key, value in _data_rows(facts["data"]):
+        table.add_row(f"({key})", value)
     table.add_row("device", facts["device"])
     table.add_row("parameters", f"{plan.footprint.parameters:,}")
     table.add_row(
@@ -275,6 +275,23 @@ def _dry_run(config: Config, as_json: bool) -> int:
     )
     screen(soft_wrap=True).print(table)
     return 0
+
+
+def _data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the facts about the data. A single stack reads one side of them, so that it has no source and no pairs."""
+    if data["stack"] == "encoder-decoder":
+        yield from ((key, str(value)) for key, value in data.items() if key != "rows")
+        return
+    names = {"target_vocab": "vocab", "pairs": "rows", "tokens_per_sentence": "tokens_per_row"}
+    for key, value in data.items():
+        if key == "pairs" and data["rows"].startswith("blocks"):
+            value = f"{value} {data['rows']}"
+        elif key == "tokens_per_sentence":
+            value = value["target"]
+        elif key == "buckets":
+            value = [{"of" if name == "pairs" else name: one for name, one in bucket.items()} for bucket in value]
+        if key not in ("source_vocab", "joint", "rows"):
+            yield names.get(key, key), str(value)
 
 
 def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, quiet: bool, show: str) -> int:

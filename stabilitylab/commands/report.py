@@ -57,7 +57,7 @@ def report(
     """Write one page about your runs: curves, findings, layers, and the papers' figures and claims that they allow.
 
     Exit 1 if an error prevented a figure, a run's part of the page or a claim's judgement; the page has everything
-    else.
+    else. Exit 4 if no run can be read; there is no page then.
     """
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
@@ -99,7 +99,10 @@ def report(
             print(f"{one.id}: {one.sentence}", file=sys.stderr)
         if verbose:
             traceback.print_exception(one.error)
-    return int(bool(built.failed))
+    if quiet:
+        _say_unreadable(built)
+    without_part = built.broken if not figure else ()
+    return int(bool(built.failed or without_part))
 
 
 def _facts(built: Built) -> dict[str, object]:
@@ -151,6 +154,10 @@ def _show(built: Built, whole: bool) -> None:
         console.print(f"\n{told} these figures.")
     elif len(built.missing) <= FEW:
         console.print("\nThese runs test no claim of the papers.")
+    _say_unreadable(built)
+    console.print(f"page: {built.page}")
+
+
+def _say_unreadable(built: Built) -> None:
     for path, sentence in built.broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
-    console.print(f"page: {built.page}")

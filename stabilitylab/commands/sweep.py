@@ -41,7 +41,8 @@ def sweep(
         typer.Option(
             "--choose-rate",
             help="With --grid: search the learning rate of each point on its own schedule. The axes lr and seed give "
-            "the first rates and the seeds. A model must read its source; exit code 1 if it does so at no rate.",
+            "the first rates and the seeds. An encoder-decoder must read its source; exit code 1 if a point has no "
+            "eligible rate.",
         ),
     ] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,

@@ -51,8 +51,8 @@ class Dataset:
         train, held_out = self._split.train, self._split.held_out
         if len(train.source) < config.sentences:
             raise InputError(
-                f"{config.source} leaves {len(train.source)} {corpus.rows} for training beside {config.held_out} "
-                f"held out, and one batch needs {config.sentences}: give more text, or lower data.sentences."
+                f"{config.source} leaves too few {corpus.rows} for training beside {config.held_out} held out: "
+                f"{len(train.source)}, and one batch needs {config.sentences}; give more text, or lower data.sentences."
             )
         self._rows = train
         self._lengths = train.lengths()
@@ -160,6 +160,7 @@ class Dataset:
             "target_vocab": self.target_vocab,
             "joint": self.joint,
             "pairs": len(self._corpus.train),
+            "rows": self._corpus.rows,
             "left_out": self._split.left_out,
             "train": len(self._rows.source),
             "held_out": len(self._held_rows.source),

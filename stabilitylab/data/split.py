@@ -60,8 +60,8 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
         held_out = held_out.take(slice(config.held_out))
     if len(held_out.source) < config.held_out:
         raise InputError(
-            f"{config.valid or config.source} has {len(held_out.source)} usable {corpus.rows} to hold out, and "
-            f"data.held_out asks for {config.held_out}: lower it, or give more text."
+            f"{config.valid or config.source} has too few usable {corpus.rows} to hold out: {len(held_out.source)}, "
+            f"and data.held_out asks for {config.held_out}; lower it, or give more text."
         )
     equal = np.isin(hashes, held_out.hashes())
     if more is None:

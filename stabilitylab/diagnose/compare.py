@@ -98,8 +98,7 @@ class Comparison:
             if self.first_in_table is None or self.first_in_table.phase not in ("forward", "backward"):
                 return []
             return ["Norms alone do not show the place: record both runs with the probe fingerprint, and bisect them."]
-        found = f"By their fingerprints at step {self.sketched.step}:"
-        return [" ".join((found, *self.sketched.sentences()[:2]))]
+        return [*self.sketched.sentences()[:2], f"Read from their fingerprints at step {self.sketched.step}."]
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "sketched"} | {

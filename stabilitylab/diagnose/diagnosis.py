@@ -26,6 +26,7 @@ from .unmeasured import not_measured, unmeasured
 HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
 SAID = 4  # places of events that the paragraph names
 UNKNOWN = "Cause unknown: `stabilitylab explain` can test it, if the run has `watch(record=sl.Recorder(loss_fn))`."
+UNKNOWN_OF_PROBE = "Cause unknown: `stabilitylab explain` can test it, if the run is made again with `probe --record`."
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
@@ -47,7 +48,8 @@ class Diagnosis:
     - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
       unwatched run.
     - ``audit``: what was checked of the model and the loop at the first row, a clause each.
-    - ``replayable``: a flight recorder wrote a black box, which ``explain`` replays.
+    - ``replayable``: a flight recorder wrote a black box, which ``explain`` replays. ``untested``: the sentence on an
+      unknown cause of a run without one.
     """
 
     run: str
@@ -67,6 +69,7 @@ class Diagnosis:
     not_neutral: tuple[str, ...] = ()
     audit: tuple[str, ...] = ()
     replayable: bool = False
+    untested: str = UNKNOWN
 
     def __str__(self) -> str:
         return self.paragraph
@@ -140,7 +143,7 @@ class Diagnosis:
         """A sentence if something is wrong and none of the events that came first names a cause; else ""."""
         if self.cause.first is None or any(event.names_cause for event in self.cause.together):
             return ""
-        return f"Cause unknown: `stabilitylab explain {self.run}` can test it." if self.replayable else UNKNOWN
+        return f"Cause unknown: `stabilitylab explain {self.run}` can test it." if self.replayable else self.untested
 
     def _last_words(self) -> list[str]:
         room = as_sentence(self.headroom) if self.headroom else ""
@@ -220,14 +223,16 @@ def _diagnosed(run: Run) -> Diagnosis:
     unrecorded: list[str] = []
     for kind, detector in DETECTORS.items():
         sources = detector.sources(evidence)
-        if not sources:
+        if not sources and (why := detector.nothing_to_check(evidence)):
+            unchecked[kind] = why
+        elif not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
             unrecorded.append(kind)
         elif (counted := detector.rows(evidence))[0] < detector.least_rows:
             rows, recorded = counted
-            which = f"{rows} rows" if rows == recorded else f"{rows} converged rows of {recorded}"
-            unchecked[kind] = f"{which} are too few, it takes {detector.least_rows}"
+            which = f"{rows} row{'s' * (rows != 1)}" if rows == recorded else f"{rows} converged rows of {recorded}"
+            unchecked[kind] = f"{which} {'is' if which == '1 row' else 'are'} too few, it takes {detector.least_rows}"
         else:
             try:
                 with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
@@ -267,6 +272,7 @@ def _diagnosed(run: Run) -> Diagnosis:
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
         audit=audited(run.manifest),
         replayable=any((run.path / BLACK_BOX).glob("*.pt")),
+        untested=UNKNOWN if run.kind == "watched" else UNKNOWN_OF_PROBE,
     )
 
 

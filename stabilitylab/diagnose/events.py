@@ -151,6 +151,8 @@ class Detector:
     - ``mild``: its events are notes in a run whose loss was judged and which learns.
     - ``names_cause``: its events say what was done, or what is set wrong; all others are signs of a cause.
     - ``in_steps``: the ledger reads what it needs as the optimizers step that ``watch`` was given.
+    - ``nothing_to_check(evidence)``: why a run cannot have the sources, such as a model without a source; "" if they
+      were only not recorded.
     - ``rule``: the quantity and the rule that decides, with the names of its thresholds; ``remedy``: the advice. The
       table of docs/detectors.md is made of both.
     """
@@ -167,6 +169,7 @@ class Detector:
     remedy: str = ""
     names_cause: bool = False
     in_steps: bool = False
+    nothing_to_check: Callable[[Evidence], str] = lambda evidence: ""
 
     def sources(self, evidence: Evidence) -> list[str]:
         """Return the sources of this detector that hold a number in this run."""
@@ -220,13 +223,15 @@ def detector(
     remedy: str = "",
     names_cause: bool = False,
     in_steps: bool = False,
+    nothing_to_check: Callable[[Evidence], str] = lambda evidence: "",
 ) -> Callable[[F], F]:
     """Register a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
     def decorate(find: F) -> F:
         entry = Detector(
-            kind, title, reads, find, role, least_rows, explains, mild, rule, remedy, names_cause, in_steps
-        )
+            kind, title, reads, find, role, least_rows, explains, mild, rule, remedy, names_cause, in_steps,
+            nothing_to_check,
+        )  # fmt: skip
         DETECTORS.register(kind, module=find.__module__)(entry)
         return find
 

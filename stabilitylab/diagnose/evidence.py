@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from ..changes import LoopChange, changes_of
 from ..decisive import decisive
-from ..errors import listed
+from ..errors import DamagedError, listed
 from ..schema import Row
 from ..store import Run
 from ..store.arrays import steps_in
+from ..store.inventory import read as read_inventory
 from ..store.layout import METRICS
 from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
@@ -95,6 +96,12 @@ class Evidence:
         self.metrics = run.arrow(METRICS)
         self.status = run.status
         self.incident = run.incident
+        if not self.metrics.num_rows and (parts := read_inventory(run.path, run.identity)) and parts.of(METRICS):
+            raise DamagedError(
+                f"the metrics of {run.path} are missing: restore {run.path / METRICS} from a copy "
+                "(stabilitylab verify lists all that is missing).",
+                run.path,
+            )
 
     @property
     def steps(self) -> np.ndarray:

@@ -139,7 +139,8 @@ def search_rates(
     A first Ctrl-C or SIGTERM ends the search after the present update, a second Ctrl-C at once.
     """
     audience, budget = audience or Silence(), budget or Budget()
-    folder = SearchFolder(out, plan, {"model": subject.name, "rates": list(subject.rates)}, resume)
+    facts = {"model": subject.name, "rates": list(subject.rates)}
+    folder = SearchFolder(out, plan, facts, resume, subject.config)
     scores = "held-out loss" if subject.held_out is not None else "smoothed training loss"
     began = time.monotonic()
     for note in subject.notes:

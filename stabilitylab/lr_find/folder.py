@@ -48,10 +48,18 @@ class SearchFolder:
     """The folder ``path``: a run directory for each trial, and the files of the search beside them.
 
     A line of trials.jsonl is synced before :meth:`add` returns, and a torn last line is left out when it is read.
-    Raises UsageError if ``path`` holds a search and ``resume`` is False, or a search with another plan.
+    ``config``: the settings of a reference model, kept beside the plan. Raises UsageError if ``path`` holds a search
+    and ``resume`` is False, or a search with another plan.
     """
 
-    def __init__(self, path: Path, plan: RatePlan, facts: Mapping[str, Any], resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        plan: RatePlan,
+        facts: Mapping[str, Any],
+        resume: bool = False,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = path
         own = json.loads(json.dumps({**asdict(plan), **facts}))
         if (path / PLAN).exists():
@@ -67,7 +75,8 @@ class SearchFolder:
             raise UsageError(f"{path} is not empty and holds no search: give another --out.")
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            replace_file(path / PLAN, (json.dumps(own, indent=2) + "\n").encode())
+            kept = {**own, "config": config} if config else own
+            replace_file(path / PLAN, (json.dumps(kept, indent=2) + "\n").encode())
         self.results: dict[RateTrial, RateResult] = {}
         self.reached: dict[RateTrial, int] = {}  # updates that the run of a trial has done; keys have updates = 0
         self.failed: dict[RateTrial, RateResult] = {}

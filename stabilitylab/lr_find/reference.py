@@ -93,6 +93,7 @@ def reference_subject(config: Config, dataset: Dataset, device: torch.device) ->
         source_worth=worth,
         manifest={"unigram": asdict(dataset.unigram), "data": dataset.describe()},
         measured="held_out_nll",
+        config=config.model_dump(mode="json"),
     )
 
 

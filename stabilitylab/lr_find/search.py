@@ -77,7 +77,8 @@ class Rungs:
 
     def __post_init__(self) -> None:
         if len(set(self.rates)) < 3:
-            raise UsageError(f"{len(set(self.rates))} rates cannot be searched: give three or more.")
+            few = len(set(self.rates))
+            raise UsageError(f"{few} rate{'s' * (few != 1)} cannot be searched: give three or more, as lr=A,B,C.")
         if not self.seeds or set(self.seeds) & set(self.confirming):
             raise UsageError("give seeds for the search, and other seeds that confirm the rate.")
         if not 1 <= self.first <= self.last:

@@ -69,6 +69,7 @@ class RateSubject:
     - ``source_worth(model)``: returns the increase of the loss with another sentence's source [nats/token].
     - ``manifest``: further entries of each trial's run.json. ``measured``: the name of the held-out loss in the run
       directory.
+    - ``config``: the settings from which the subject can be made again; {} for a model of a user's own.
     """
 
     name: str
@@ -86,6 +87,7 @@ class RateSubject:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     measured: str = "held_out_loss"
     notes: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def schedule_of(schedule: Shape | Callable[[int], float], horizon: int) -> Callable[[int, int], float]:

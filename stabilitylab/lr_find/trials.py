@@ -215,7 +215,7 @@ def beforehand(plan: RatePlan, budget: Budget, jobs: int = 1, done: int = 0) -> 
     first = USUAL_RATES * plan.rungs[0] - done
     reach = [rung for rung in plan.rungs if budget.suffices(USUAL_RATES * min(rung, plan.trusted) - done, jobs)]
     if not reach:
-        until = f"the first rung takes about {first:,} updates; give at least that many, or a shorter horizon"
+        until = f"the first rung usually takes about {first:,} updates, so that the search may end without an answer"
     elif reach[-1] == plan.horizon:
         until = "the search reaches the horizon with fewer rates or repeats"
     else:

@@ -222,6 +222,11 @@ class Residual(nn.Module):
         run with such a setting is refused."""
         return {}
 
+    @classmethod
+    def equal(cls, place: Place, options: Any) -> str:
+        """Return the name of another arch that a stack of so many layers is; "" for none. A new run says so."""
+        return ""
+
     def factors(self, role: str) -> Factors:
         """Return the optimizer's factors for a parameter of this sub-layer, by its role ("decoder.3.ffn.fc1.bias")."""
         return Factors()

@@ -12,7 +12,8 @@ from .transformer import KINDS
 
 def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]:
     """Return formula, source, remarks, learnable extras, options with their defaults, the values of options that have a
-    choice, initial gains, values of ``model.stack``, and constants by stack."""
+    choice, initial gains, values of ``model.stack``, constants by stack, and the architecture that a stack of so many
+    layers equals."""
     arch = ARCHS[name]
     first, *rest = (" ".join(text.split("\n")) for text in (inspect.getdoc(arch) or "").split("\n\n"))
     formula, _, source = first.partition(".  ")
@@ -33,6 +34,9 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
         "gains": gains(name),
         "defined_for": list(arch.defined_for),
         "constants": {stack: arch.constants(place) for stack, place in places.items()}
+        if kind in arch.defined_for
+        else {},
+        "equal": {stack: other for stack, place in places.items() if (other := arch.equal(place, arch.Options()))}
         if kind in arch.defined_for
         else {},
     }

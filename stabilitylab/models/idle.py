@@ -1,7 +1,8 @@
-"""Settings that change nothing in the model that they are given for."""
+"""Settings that change nothing in the model that they are given for, and stacks that equal another architecture's."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,26 @@ from ..config import ModelConfig
 from ..designs import DESIGNS
 from ..errors import UsageError
 from ..inputs import shown
-from .base import Residual, stack_archs
+from .base import ARCHS, Place, Residual, options_of, stack_archs
 from .norms import ELEMENTWISE
+
+log = logging.getLogger(__name__)
+
+
+def say_equal(config: ModelConfig) -> None:
+    """Say in the log which stacks are too small to differ from those of another architecture."""
+    for stack, entry in stack_archs(config).items():
+        place = Place(stack, 0, "", config.d_model, config.encoder_layers, config.decoder_layers)
+        other = entry.equal(place, options_of(entry, config))
+        if other:
+            own = next(name for name, known in ARCHS.items() if known is entry)
+            log.warning("%s", equality(own, place, other))
+
+
+def equality(name: str, place: Place, other: str) -> str:
+    """Say that a stack of the architecture ``name`` is that of ``other``."""
+    count = f"{place.layers} layer{'s' * (place.layers != 1)}"
+    return f"{name} with {count} in the {place.stack} equals {other}: only a deeper {place.stack} differs."
 
 
 def refuse_idle(config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data import Batch, Dataset
 from ..models import Transformer, build_model
-from ..models.idle import refuse_idle
+from ..models.idle import refuse_idle, say_equal
 from ..probes import Sites, find_sites
 from ..probes.parameters.pieces import GROUP_OF, Parameters
 from ..probes.places.attending import Part
@@ -40,6 +40,7 @@ class Subject:
         """Build the subject. The batch is the first micro-batch of a training run, with which that run calibrates Admin
         too."""
         refuse_idle(config.model)
+        say_equal(config.model)
         still = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
         model = build_model(
             config.model.model_copy(update=still),

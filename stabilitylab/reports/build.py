@@ -90,8 +90,8 @@ def build(
     runs to diagnose; empty: the runs that need it most. With ``figures``, the report has only these figures, the claims
     about them (without Holm's correction, which needs all claims) and the runs of ``diagnosed``. A part that an error
     prevents is left out, and is listed in ``failed`` and on the page. ``places``: a regular expression of the places
-    whose histograms are drawn. Raises InputError if ``folder`` holds no run, UsageError for a name that does not exist
-    or a bad expression, ResourceError if ``out`` cannot be written.
+    whose histograms are drawn. Raises InputError if ``folder`` holds no run that can be read, UsageError for a name
+    that does not exist or a bad expression, ResourceError if ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
@@ -129,6 +129,7 @@ def build(
             findings = ledger(runs, broken, chosen if alone else None)
             damaged = {path for path, _ in broken}
             runs = runs.where(lambda record: record.run.path not in damaged)
+            _some(runs, broken, folders)
             write_ledger(findings, out)
             begin("runs in a sentence")
             if asked or not alone:
@@ -282,11 +283,20 @@ def load(*folders: Path, known: Runs = Runs(()), report: Path | None = None) -> 
                 taken.add(found[path][1])
     for record, name in found.values():  # at last: a known record of two of the folders was named anew by each
         record.name = name
-    runs, folder = Runs(record for record, _ in found.values()), folders[0]
-    if not runs:
-        why = f"; {broken[0][1]}" if broken else ""
-        raise InputError(f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{why}.")
+    runs = Runs(record for record, _ in found.values())
+    _some(runs, broken, folders)
     return runs, broken
+
+
+def _some(runs: Runs, broken: Sequence[tuple[Path, str]], folders: Sequence[Path]) -> None:
+    """Raise InputError if no run is left."""
+    if runs:
+        return
+    folder = folders[0]
+    if not broken:
+        raise InputError(f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'.")
+    more = f" {len(broken) - 1} more cannot be read either." if len(broken) > 1 else ""
+    raise InputError(f"no run can be read below {folder}: {broken[0][1].rstrip('.')}.{more}")
 
 
 def write_ledger(findings: Sequence[Finding], out: Path) -> None:

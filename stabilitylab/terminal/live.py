@@ -196,4 +196,5 @@ def worst_ln_input(watcher: Watcher) -> str | None:
     excess = np.nan_to_num(np.where(np.isnan(shortcut), value, value / shortcut), nan=np.inf)
     worst = int(excess.argmax())
     row = table.rows[worst]
-    return f"{row.stack} {row.layer} {row.sublayer}: {number(float(value[worst]))}"
+    place = f"{row.stack} {row.layer} {row.sublayer}" if row.layer else row.site
+    return f"{place}: {number(float(value[worst]))}"

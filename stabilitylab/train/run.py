@@ -17,7 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import canonical
-from ..models.idle import refuse_idle
+from ..models.idle import refuse_idle, say_equal
 from ..probes import DeviceRecorder
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
@@ -62,6 +62,7 @@ def plan(config: Config) -> Plan:
     """Return the plan of a new run: its data are loaded, and its memory is estimated. Raises ResourceError if it does
     not fit, UsageError for a setting that changes nothing in its model."""
     refuse_idle(config.model)
+    say_equal(config.model)
     return _planned(config)
 
 

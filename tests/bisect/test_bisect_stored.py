@@ -63,6 +63,24 @@ def test_a_stored_fault_is_suspected_and_a_clean_pair_is_rounding(runs: dict[str
     assert of_stored(runs["fp32"], runs["same"]).verdict == "identical"
 
 
+def test_a_gradient_that_differs_from_the_output_on_comes_from_the_loss(runs: dict[str, Path], run: Call) -> None:
+    def smoothed(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        logits = model(batch)[:, :-1].flatten(0, 1)
+        return nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), label_smoothing=0.1)
+
+    folder = runs["fp32"].parent
+    other = recorded(folder / "smoothed", GPT(2), smoothed)
+    halved = recorded(folder / "halved", GPT(2), lambda model, batch: loss_of(model, batch) / 2)
+    for one in (other, halved):
+        found = of_stored(runs["fp32"], one, runs["again"])
+        assert found.first is not None
+        assert (found.verdict, found.where, found.first.name) == ("different", "the loss", "head:out")
+        result, *_, advice = found.sentences()
+        assert "enters in the loss" in result
+        assert "The forward passes agree up to head: compare the labels" in advice
+    assert "the model itself" not in run("bisect", str(runs["fp32"]), str(other))[1]
+
+
 def test_without_a_control_the_dtype_stands_for_it_and_that_is_said(runs: dict[str, Path]) -> None:
     clean = of_stored(runs["fp32"], runs["bf16"])
     assert clean.verdict == "rounding"
@@ -174,7 +192,8 @@ def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
     code, out, _ = run("compare", *paths)
     assert code == 0
     assert out.index("first trouble") < out.index("part at"), "the table of both comes first"
-    assert "By their fingerprints at step 0: A difference in what is computed enters in h.1.attn (forward" in out
+    assert ". A difference in what is computed enters in h.1.attn (forward" in out
+    assert "the control. Read from their fingerprints at step 0." in out
     read = json.loads(run("compare", *paths, "--json")[1])
     assert read["sketched"]["where"] == "h.1.attn"
     assert not any(name.startswith("fingerprint") and ".s" in name for name in read["compared"])

@@ -297,6 +297,38 @@ def sentences(changed: float) -> tuple[Tensor, Tensor]:
     return ids, labels.masked_fill((torch.rand(labels.shape, generator=draw) < changed) & (labels > 2), 1)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_views_of_one_batch_of_tokens_are_its_tokens(copied: bool) -> None:
+    """One tensor holds inputs and labels, any number of places apart, in rows or in columns."""
+
+    def loss(ahead: int, turned: bool = False) -> Callable[[nn.Module, Tensor], Tensor]:
+        def own(model: nn.Module, batch: Tensor) -> Tensor:
+            ids, labels = (batch[:-ahead], batch[ahead:]) if turned else (batch[:, :-ahead], batch[:, ahead:])
+            ids = ids.clone() if copied and not turned else ids
+            return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+
+        return own
+
+    assert preflight(Decoder(), text(), loss(1)).ok
+    found = preflight(Decoder(), text(15), loss(2))
+    assert failures(found) == ["label shift"]
+    assert check(found, "sample leak").state == "ok"
+    assert "the labels are the tokens after the next ones" in check(found, "label shift").measured
+    turned = preflight(Tutorial(False), text().T.contiguous(), loss(1, turned=True))
+    assert check(turned, "sample leak").state == check(turned, "label shift").state == "ok"
+
+
+def test_tokens_that_are_not_recognised_are_not_denied() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        ids = (batch + 3) % VOCABULARY
+        return F.cross_entropy(model(ids[:, :-2]).flatten(0, 1), ids[:, 2:].flatten())
+
+    found = preflight(Decoder(), text(15), loss)
+    for name in ("sample leak", "label shift"):
+        assert check(found, name).state == "not checked"
+        assert check(found, name).measured.startswith("no embedding was seen to take tokens of the batch")
+
+
 def test_the_end_of_a_short_sentence_is_no_shift() -> None:
     """Of 5 labels one is the end, which no input has."""
     result = preflight(Decoder(), sentences(0.0), cross_entropy)

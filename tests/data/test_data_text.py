@@ -200,18 +200,19 @@ def test_all_pairs_with_an_empty_side(write_pair: Writer) -> None:
 def test_too_few_pairs_for_one_batch_and_the_held_out_part(write_pair: Writer) -> None:
     source, target = invented(63)
     assert load(write_pair(*invented(64))).describe()["train"] == 16
-    refused(InputError, write_pair(source, target), "leaves 15 sentence pairs", "one batch needs 16")
     refused(
-        InputError, write_pair(source, target), "63 usable sentence pairs", "data.held_out asks for 64", held_out=64
+        InputError, write_pair(source, target), "too few sentence pairs for training", ": 15, and one batch needs 16"
     )
-    refused(InputError, write_pair(*invented(200)), "leaves 1 sentence pairs", fraction=0.01)
+    few = "too few usable sentence pairs to hold out: 63, and data.held_out asks for 64"
+    refused(InputError, write_pair(source, target), few, held_out=64)
+    refused(InputError, write_pair(*invented(200)), "held out: 1, and one batch needs", fraction=0.01)
 
 
 def test_a_validation_text_that_is_too_small(write_pair: Writer) -> None:
     source, target = invented(100)
     valid = write_pair(source[:9], target[:9], name="valid")
     paths = write_pair(source, target)
-    refused(InputError, paths, "9 usable sentence pairs", "data.held_out asks for 48", valid=f"{valid[0]},{valid[1]}")
+    refused(InputError, paths, "to hold out: 9, and data.held_out asks for 48", valid=f"{valid[0]},{valid[1]}")
 
 
 @pytest.mark.parametrize("source", ["text:", "text:a,b,c", "text:a,", "hf:name", "hf:name,de", "hf:,a,b"])

@@ -153,6 +153,8 @@ def test_rows_without_a_loss_do_not_count(tmp_path: Path) -> None:
     )
     few = found(made(tmp_path / "few", {**norms, "loss": [3.0, 2.0, 1.0, *[None] * 37]}))
     assert few.unchecked["plateau"] == "3 rows are too few, it takes 20"
+    single = found(made(tmp_path / "single", {"loss": [2.0], "held_out_nll": [2.0]}))
+    assert single.unchecked["plateau"] == "1 row is too few, it takes 20"
     assert "its loss has 3 rows, and the checks need 20" in few.paragraph
     held_out = found(made(tmp_path / "held", {**norms, "held_out_nll": falling(40)}))
     assert held_out.verdict == "open"

@@ -334,6 +334,10 @@ def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:
     assert alone.remedies == [DETECTORS["divergence"].remedy]
     assert alone.as_dict()["cause"] == "unknown"
     assert "Cause unknown: `stabilitylab explain` can test it" in alone.paragraph
+    probed = found(made(tmp_path / "probed", {"loss": loss}, config={"model": {}, "train": {}}))
+    probed = replace(probed, events=(divergence,), cause=explain([divergence]))
+    assert "can test it, if the run is made again with `probe --record`." in probed.paragraph
+    assert "watch(" not in probed.paragraph
     recorded = replace(alone, replayable=True)
     assert f"Cause unknown: `stabilitylab explain {diagnosis.run}` can test it. What to do" in recorded.paragraph
     early = replace(divergence, step=0)

@@ -47,6 +47,17 @@ def test_an_encoder_that_is_the_same_everywhere_is_constant(tmp_path: Path, fact
         assert diagnosis.verdict == "warning"
 
 
+def test_a_stack_alone_has_no_source_that_was_not_recorded(run, tmp_path: Path) -> None:
+    config = {"model": {"stack": "decoder"}, "train": {}}
+    diagnosis = found(made(tmp_path / "one", {"loss": falling(ROWS)}, config=config))
+    three = ("constant_encoder", "ignored_source", "alike_tokens")
+    assert {diagnosis.unchecked[kind] for kind in three} == {"a decoder alone has no source"}
+    out = run("diagnose", "one")[1]
+    assert "not checked: constant encoder, ignored source, alike tokens; a decoder alone has no source" in out
+    both = found(made(tmp_path / "both", {"loss": falling(ROWS)}, config={"model": {}, "train": {}}))
+    assert both.unchecked["ignored_source"].startswith("not recorded: source_worth")
+
+
 def test_tokens_that_are_alike_and_read_are_a_note(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, worth=0.44, between=0.2, within=1e-10)
     event = only(diagnosis, "alike_tokens")

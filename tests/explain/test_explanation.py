@@ -145,6 +145,10 @@ def test_a_run_without_a_black_box_is_refused_with_its_reason(tmp_path: Path) ->
     train(Loop(), tmp_path / "other", 2)
     with pytest.raises(InputError, match="has no black box"):
         sl.explain(tmp_path / "other")
+    with sl.store.RunWriter.create(tmp_path / "probed", {"config": {"model": {}, "train": {}}}):
+        pass
+    with pytest.raises(InputError, match="has no black box: make the run again with 'stabilitylab probe --record'"):
+        sl.explain(tmp_path / "probed")
     with pytest.raises(InputError, match="has recorded nothing"):
         sl.explain(recorder())
 

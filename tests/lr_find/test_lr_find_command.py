@@ -185,6 +185,34 @@ def test_a_budget_below_the_first_rung_is_exit_code_1(mine) -> None:
     assert "No rung has ended" in out
 
 
+def test_a_search_of_a_reference_model_goes_on_by_its_folder_alone(mine, tmp_path: Path) -> None:
+    model = ("--arch", "preln", "--stack", "decoder", "--depth", "1", "--d-model", "32", "--lr", "0.002")
+    code, _, err = mine(*model, "--horizon", "20", "--seeds", "3", "--updates", "60", "--out", "one")
+    assert code == 1
+    assert "usually takes about 180 updates, so that the search may end without an answer" in err.splitlines()[0]
+    begun = json.loads((tmp_path / "one" / "plan.json").read_text())
+    code, out, _ = mine("--resume", "--out", "one", "--updates", "140", "-q")
+    assert code == 0
+    assert "after 20 updates, 1 seed" in " ".join(out.split())
+    assert json.loads((tmp_path / "one" / "plan.json").read_text()) == begun
+    resumed = json.loads((tmp_path / "one" / "lr-find.json").read_text())["losses"]["20"]
+    assert mine(*model, "--horizon", "20", "--seeds", "3", "--updates", "200", "--out", "two", "-q")[0] == 0
+    whole = json.loads((tmp_path / "two" / "lr-find.json").read_text())["losses"]["20"]
+    assert {rate: whole[rate] for rate in resumed} == resumed
+    del begun["config"]
+    (tmp_path / "one" / "plan.json").write_text(json.dumps(begun))
+    for arguments, sentence in (
+        (("--out", "one"), "the plan in one keeps only the name of its model"),
+        (("--out", "nowhere"), "there is no search in nowhere"),
+        (("--out", "two", "--widths", "8,16"), "several widths"),
+        ((), "--resume needs the folder of the search (--out) or its model"),
+    ):
+        code, out, err = mine("--resume", *arguments)
+        assert (code, out) == (2, "")
+        assert sentence in err
+        assert "name the model again" in err
+
+
 @pytest.mark.slow
 def test_several_processes_find_the_same(mine, tmp_path: Path) -> None:
     common = "mine:ready", "--horizon", "30", "--seeds", "0,1", "-q"

@@ -10,7 +10,7 @@ import torch
 from stabilitylab.config import ModelConfig, resolve, validated
 from stabilitylab.errors import UsageError
 from stabilitylab.models import Transformer, build_model
-from stabilitylab.models.idle import refuse_idle
+from stabilitylab.models.idle import refuse_idle, say_equal
 from stabilitylab.train import plan
 
 SIZES: dict[str, Any] = {"d_model": 16, "heads": 2, "source_vocab": 11, "target_vocab": 11}
@@ -106,3 +106,26 @@ def test_the_defaults_of_all_designs_are_accepted() -> None:
             config = resolve({"model": {"arch": arch, "design": design, **own}}, depth=4).model
             refuse_idle(config)
             refuse_idle(ModelConfig.model_validate(config.model_dump()))  # as a job of a sweep is given it
+
+
+EQUAL: list[tuple[dict[str, Any], str, int]] = [
+    ({"arch": "mix-ln"}, "preln", 3),
+    ({"arch": "mix-ln", "options": {"post_share": 0.1}}, "preln", 9),
+    ({"arch": "attnres-block"}, "attnres", 4),
+    ({"arch": "attnres-block", "options": {"blocks": 3}}, "attnres", 1),
+]
+
+
+@pytest.mark.parametrize(("given", "other", "most"), EQUAL, ids=[settings_of(given) for given, _, _ in EQUAL])
+def test_a_stack_that_equals_another_architecture_is_said(given, other, most, caplog) -> None:
+    built = [build_model(depth=most, stack="decoder", **SIZES, **kept).eval() for kept in (given, {"arch": other})]
+    assert built[0].state_dict().keys() == built[1].state_dict().keys()
+    torch.testing.assert_close(outputs(built[0]), outputs(built[1]), rtol=0, atol=0)
+    plan(resolve({"model": {"stack": "decoder", **given}}, depth=most))
+    (said,) = caplog.messages
+    assert said.startswith(f"{given['arch']} with {most} layer")
+    assert f"in the decoder equals {other}:" in said
+    caplog.clear()
+    say_equal(resolve({"model": {"stack": "decoder", **given}}, depth=most + 1).model)
+    say_equal(resolve({"model": {"stack": "decoder", "arch": other}}, depth=most).model)
+    assert caplog.messages == []

@@ -12,6 +12,7 @@ import pytest
 from onestep_cases import config_of
 from rest_slow import MORE_ARCHS, rest_slow
 
+from stabilitylab.commands.listing import run_table
 from stabilitylab.config import Config, merge, resolve
 from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.labels import label
@@ -39,6 +40,7 @@ def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp
     assert path == tmp_path / "one"
     run = Run.open(path)
     assert (run.status.state, run.status.step) == ("finished", 0)
+    assert [row["step"] for row in run_table(tmp_path)] == ["0"]
     post_ln = ("postln", "postln-init", "dsinit", "dsinit-code", "deepnorm", "branchnorm", "admin")
     theorem = ["theorem43"] if arch in post_ln else []
     norms = {"ln_input", "ln_jacobian"} if arch in ("rezero", "rfixup", "tfixup") else set()

@@ -82,6 +82,30 @@ def test_one_damaged_run_is_listed_and_the_rest_is_made(run, whole: Path, tmp_pa
         assert (code, err.count("left out: ")) == (0, 1), err
 
 
+def test_a_report_on_damaged_runs_alone_is_refused(run, whole: Path, tmp_path: Path) -> None:
+    for name in ("branchnorm-4", "deepnorm-3"):
+        flip(shutil.copytree(whole / name, tmp_path / "runs" / name))
+    code, out, err = run("report", "runs")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "no run can be read below runs: runs/" in err
+    assert "is damaged" in err
+    assert "1 more cannot be read either" in err
+    assert not (tmp_path / "report" / "index.html").exists()
+
+
+def test_a_run_without_its_metrics_is_not_said_to_have_just_begun(run, whole: Path, tmp_path: Path) -> None:
+    lost = shutil.copytree(whole / "deepnorm-3", tmp_path / "runs" / "lost")
+    for part in (lost / "metrics").iterdir():
+        part.unlink()
+    for command in (("diagnose", "runs/lost"), ("report", "runs")):
+        code, out, err = run(*command)
+        assert (code, out) == (4, "")
+        assert "the metrics of runs/lost are missing: restore runs/lost/metrics from a copy" in err
+        assert "stabilitylab verify" in err
+    shutil.copytree(whole / "deepnorm-3", tmp_path / "runs" / "whole")
+    assert run("compare", "runs/lost", "runs/whole")[0] == 4
+
+
 @pytest.mark.parametrize(
     "config",
     [

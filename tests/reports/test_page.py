@@ -133,6 +133,19 @@ def test_every_plot_has_data_and_says_what_it_shows(document: Document) -> None:
     assert places[-1]["aria-label"].startswith("Heat map of share, output (6) by branch (6).")
 
 
+@pytest.mark.parametrize(
+    ("sides", "term"),
+    [(((2, 2),), "Layers a side"), (((0, 2), (3, 0)), "Layers"), (((0, 2), (3, 3)), "Layers a stack")],
+)
+def test_layers_have_sides_only_where_there_are_two(tmp_path: Path, sides, term: str) -> None:
+    for encoder, decoder in sides:
+        stack = "encoder-decoder" if encoder and decoder else "encoder" if encoder else "decoder"
+        model = {"model": {"stack": stack, "encoder_layers": encoder, "decoder_layers": decoder}}
+        make_run(tmp_path, f"{encoder}-{decoder}", arch="preln", settings=model, metrics={"loss": [1.0]})
+    said = dict(html._what(Runs.load(tmp_path)))
+    assert said[term] == ", ".join(str(max(own)) for own in sides)
+
+
 def test_the_ledger_says_what_was_measured_and_what_is_missing(document: Document) -> None:
     rows = [(attributes, text) for attributes, text in document.named("tr") if "data-verdict" in attributes]
     assert [(a["id"], a["data-verdict"], a["data-paper"]) for a, _ in rows] == [

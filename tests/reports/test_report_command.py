@@ -136,8 +136,11 @@ def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path)
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("{")
     code, _, err = run("report")
-    assert code == 0
+    assert code == 1  # that run has no part of the page
     assert "broken" in err
+    code, out, err = run("report", "--quiet")
+    assert (code, out.strip()) == (1, "report/index.html")
+    assert err.startswith("broken: ")
     assert (tmp_path / "report" / "index.html").exists()
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from stabilitylab.cli import main
+from stabilitylab.commands import _rate_choice
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.experiments import Experiment
-from stabilitylab.lr_find import RateTrial, Rungs
-from stabilitylab.lr_find.search import middle
+from stabilitylab.lr_find import Choice, RateTrial, Rungs
+from stabilitylab.lr_find.search import RateResult, middle
 from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, Outcome, SweptTrainer, Unfinished, choose_rate, examine, run, write_table
 from stabilitylab.sweep.cells import COLUMNS
@@ -131,6 +132,7 @@ def test_a_line_of_the_ledger_is_a_result(verdict: str, metrics: str, eligible: 
         (["lr=1e-3,2e-3,4e-3", "--choose-rate", "--grid"], "needs an axis beside rates"),
         (["arch=deepnorm", "lr=0,1,2", "--choose-rate", "--grid"], "give learning rates that are all above 0"),
         (["arch=deepnorm", "lr=1e-3,2e-3", "--choose-rate", "--grid"], "give three or more"),
+        (["arch=deepnorm", "lr=1e-3", "--choose-rate", "--grid"], "1 rate cannot be searched: give three"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--set", "train.lr=1e-3"], "leave it out of --set"),
         (["arch=deepnorm", "--choose-rate", "--grid", "--steps", "4"], "4 updates are too few for a search"),
     ],
@@ -140,6 +142,13 @@ def test_a_wrong_search_is_refused_in_a_sentence(words: list[str], message: str,
     assert code == 2
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_a_source_has_no_column_of_its_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    for worth in (None, 0.3):
+        results = {RateTrial(1e-3, 100, 40): RateResult(3.0, source_worth=worth)}
+        _rate_choice._show("one", Choice(1e-3, 1e-3, {1e-3: 3.0}, results=results))
+        assert ("source worth" in capsys.readouterr().out) == (worth is not None)
 
 
 def test_the_command_prints_the_losses_of_each_rate_and_writes_them(tmp_path: Path, say: Say) -> None:

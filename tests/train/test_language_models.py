@@ -9,6 +9,7 @@ import pytest
 from rest_slow import MORE_ARCHS, rest_slow
 from test_archs_train import learns
 
+from stabilitylab.commands._outcome import print_summary
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.models import ARCHS
@@ -37,7 +38,7 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def test_a_run_of_running_text_has_every_table_and_a_verdict(text: Path, tmp_path: Path) -> None:
+def test_a_run_of_running_text_has_every_table_and_a_verdict(text: Path, tmp_path: Path, capsys) -> None:
     sets = f"data.source=text:{text} data.vocab_size=200 data.validation=20 train.steps=12 train.lr=2e-3 train.warmup=2"
     config = resolve({"model": {"arch": "deepnorm", "design": "gpt2"}}, parse_set(sets.split()), depth=3)
     result = start(plan(config), tmp_path / "runs", None, Nobody())
@@ -50,6 +51,20 @@ def test_a_run_of_running_text_has_every_table_and_a_verdict(text: Path, tmp_pat
     metrics = run.metrics
     assert metrics["held_out_nll"].dropna().iloc[-1] < metrics["held_out_nll"].dropna().iloc[0] - 0.3
     assert run.manifest["config"]["model"]["context"] == 24
+    print_summary(run, result)
+    assert "(20 validation blocks of 24 tokens: nll - unigram" in capsys.readouterr().out
+
+
+def test_a_dry_run_of_a_decoder_says_nothing_of_a_source(text: Path, run) -> None:
+    sizes = ("--set", "data.vocab_size=200", "--set", "data.max_length=24")
+    code, out, _ = run("probe", "--model", "gpt2", "--depth", "2", "--data", f"text:{text}", *sizes, "--dry-run")
+    assert code == 0
+    facts = dict(line.split(maxsplit=1) for line in out.splitlines() if line.startswith("("))
+    assert facts["(rows)"].split()[1:] == ["blocks", "of", "24", "tokens"]
+    assert 23 < float(facts["(tokens_per_row)"]) <= 24
+    assert not {"(source_vocab)", "(joint)", "(pairs)", "(tokens_per_sentence)"} & facts.keys()
+    assert "'pairs'" not in out
+    assert "(source_vocab)" in run("probe", "--depth", "2", "--dry-run")[1]
 
 
 def decodes(arch: str, design: str) -> bool:

@@ -10,7 +10,7 @@ Where sentences are alike as well, the encoder is a constant function. Dong et a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...verdict import LEVEL_NATS, READS_NATS
 from ..events import Event, detector
@@ -25,10 +25,19 @@ NEEDS = "stabilitylab probe, of an encoder-decoder"
 CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
 
 
+def _single_stack(evidence: Evidence) -> str:
+    """Return why a reference model of one stack cannot show these kinds; "" for all others."""
+    model = evidence.run.config.get("model") if evidence.run.kind != "watched" else None
+    stack = model.get("stack") if isinstance(model, Mapping) else None
+    said = {"encoder": "an encoder alone has no source", "decoder": "a decoder alone has no source"}
+    return said.get(stack, "") if isinstance(stack, str) else ""
+
+
 @detector(
     "constant_encoder",
     CONSTANT,
     reads={"encoder_distance_between": NEEDS},
+    nothing_to_check=_single_stack,
     role="outcome",
     rule=(
         "Reads `encoder_distance_between` and `source_worth` (of the reference trainer): 1 - cosine between "
@@ -61,6 +70,7 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     "ignored_source",
     IGNORED,
     reads={"source_worth": NEEDS},
+    nothing_to_check=_single_stack,
     role="outcome",
     rule=(
         "Reads `source_worth`: the loss is below the unigram baseline, and a wrong source changes it by less than "
@@ -94,6 +104,7 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
     "alike_tokens",
     TOKENS,
     reads={"encoder_distance_within": NEEDS},
+    nothing_to_check=_single_stack,
     rule=(
         "Reads `encoder_distance_within` and `source_worth`: 1 - cosine within sentences is below `ALIKE_OUTPUTS`, "
         "and a wrong source changes the loss by 0.1 nats a token or more. It is always a note"

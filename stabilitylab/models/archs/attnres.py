@@ -96,8 +96,8 @@ class OverBlocks(Attending):
     r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes,
     Kimi Team 2026 (2603.15031), Eqs. 5-6.
 
-    Inside a block, the sum of the block so far is one more source. With N = L this is AttnRes over single outputs. If N
-    does not divide L, blocks have L / N sub-layers rounded up (ours): the last block is shorter, or there are fewer
+    Inside a block, the sum of the block so far is one more source. With N >= L this is AttnRes over single outputs. If
+    N does not divide L, blocks have L / N sub-layers rounded up (ours): the last block is shorter, or there are fewer
     than N.
     """
 
@@ -106,6 +106,10 @@ class OverBlocks(Attending):
 
     def size(self, place: Place) -> int:
         return -(-place.stack_sublayers // self.options.blocks)
+
+    @classmethod
+    def equal(cls, place: Place, options: Options) -> str:
+        return "attnres" if place.stack_sublayers <= options.blocks else ""
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:

@@ -27,7 +27,7 @@ class MixLN(Residual):
     (2412.13795).
 
     The authors' code (pixeli99/MixLN ff45826) was read; its a is 1/4. ``arch.post_share`` is a. Inferred: a and the
-    boundary hold for each stack by itself.
+    boundary hold for each stack by itself. Below 1/a layers a stack is that of Pre-LN.
     """
 
     final_norm = True
@@ -44,6 +44,10 @@ class MixLN(Residual):
         if self.is_post:
             return self.norm(self.shortcut(x) + self.branch(self.f(x, *context)))
         return self.shortcut(x) + self.branch(self.f(self.norm(x), *context))
+
+    @classmethod
+    def equal(cls, place: Place, options: Options) -> str:
+        return "" if last_post_layer(place.layers, options.post_share) else "preln"
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:

@@ -199,11 +199,17 @@ def _what(runs: Runs) -> list[tuple[str, str]]:
     words = [
         ("Runs", "; ".join(counted)),
         ("Architectures", ", ".join(style.title(label) for label in runs.labels)),
-        ("Layers a side", ", ".join(str(depth) for depth in runs.depths if depth)),
+        (_sides(runs), ", ".join(str(depth) for depth in runs.depths if depth)),
         ("Width", ", ".join(map(str, sorted({record.width for record in runs if record.width})))),
         ("Seeds", spans(runs.seeds)),
     ]
     return [(term, description) for term, description in words if description]
+
+
+def _sides(runs: Runs) -> str:
+    """Name the number of layers of runs: of each side of an encoder-decoder, or of a model of one stack."""
+    both = {all(record.layers) for record in runs if record.depth}
+    return "Layers a stack" if len(both) > 1 else "Layers a side" if True in both else "Layers"
 
 
 def _counted(words: Iterable[str]) -> str:
