@@ -59,7 +59,18 @@ def _table(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: d
         cbar=False, square=heat.square, linewidths=0.4, xticklabels=True, yticklabels=True, ax=axes, **look,
     )  # fmt: skip
     axes.tick_params(length=0, rotation=0)
+    if _across(axes, rows, columns) > 1:
+        axes.tick_params(axis="x", rotation=90)
     return axes.collections[-1]
+
+
+def _across(axes: Axes, rows: Sequence[Any], columns: Sequence[Any]) -> float:
+    """Return how many times wider than its cell the longest name of a column is. The names of rows, for which the
+    layout makes room later, leave the cells less."""
+    letter = 0.62 * float(axes.get_xticklabels()[0].get_fontsize())
+    width = axes.get_window_extent().width / axes.figure.dpi * 72 - letter * max(len(str(row)) for row in rows)
+    longest = letter * max(len(str(column)) for column in columns)
+    return longest * len(columns) / width if width > 0 else 2.0
 
 
 def _size(axes: Axes, text: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -125,6 +126,26 @@ def test_a_table_of_many_rows_is_taller() -> None:
     table, plain = Panel("t", "x", "y", map=one), a_picture().panels[1]
     assert paper.draw(Picture([table], ""), 3.25).get_figheight() >= rows * paper.ROW
     assert paper.draw(Picture([plain], ""), 3.25).get_figheight() < 3
+
+
+@pytest.mark.parametrize(("rates", "turned"), [([0.001, 0.01, 0.1], 0), ([0.002 * 2 ** (n / 2) for n in range(7)], 90)])
+def test_names_of_columns_do_not_overlap(rates: list[float], turned: int) -> None:
+    names, cells = [f"{rate:.3g}" for rate in rates], np.ones((2, len(rates)))
+    one = Map(
+        range(len(rates)),
+        range(2),
+        cells,
+        np.zeros(cells.shape),
+        "u",
+        x_names=names,
+        y_names=["a", "KEEL"],
+    )
+    drawn = paper.draw(Picture([Panel(f"panel {n}", "rate", "", map=one) for n in range(2)], "", columns=2), 6.75)
+    drawn.draw_without_rendering()
+    labels = drawn.axes[0].get_xticklabels()
+    boxes = [label.get_window_extent() for label in labels]
+    assert [label.get_rotation() for label in labels] == [turned] * len(rates)
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_archs_differ_in_colour_and_in_marker_and_in_grey() -> None:
