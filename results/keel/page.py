@@ -7,13 +7,13 @@ python results/keel/page.py [--write]
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import judge
-from own_rates import Ends, answered, end_of_line
+from own_rates import End, Ends, answered, end_of_line
 from own_rates_page import StudyPage, answers, runs_of
 from page_blocks import table
 from protocol import DEEP, DEEP_ARMS, DEEP_RATES, DEEP_SEEDS, DEEP_UPDATES, LAYERS, STUDY, arms
@@ -42,15 +42,24 @@ def ends_by_rate() -> Iterator[RateEnd]:
 
 
 def deep_table() -> list[str]:
-    """The verdicts at 200 layers, and the largest rate at which all three seeds train."""
+    """The verdicts at 200 layers, the largest rate at which all three seeds train, and the losses, which decide
+    nothing."""
     lines, found = rows_of(HERE / "deep.csv"), {}
     for arm in DEEP_ARMS:
         for rate, seed, line in runs_of(lines, STUDY, arm, DEEP, DEEP_UPDATES):
             if seed in DEEP_SEEDS:
                 found.setdefault((arm, rate), {})[seed] = end_of_line(line)
-    rows = [(TITLES[arm][0], *verdicts, largest) for arm, verdicts, largest in judge.deep_rows(found)]
-    told = "largest rate at which all seeds train"
-    return table(("200 layers", *(f"verdicts at {rate:g}" for rate in DEEP_RATES), told), rows)
+    rows = [
+        (TITLES[arm][0], *verdicts, largest, *(_losses(found.get((arm, rate), {})) for rate in DEEP_RATES))
+        for arm, verdicts, largest in judge.deep_rows(found)
+    ]
+    columns = [f"verdicts at {rate:g}" for rate in DEEP_RATES], [f"loss by seed at {rate:g}" for rate in DEEP_RATES]
+    return table(("200 layers", *columns[0], "largest rate at which all seeds train", *columns[1]), rows)
+
+
+def _losses(ends: Mapping[int, End]) -> str:
+    """The losses on the judged text of all seeds; "" while some are missing."""
+    return ", ".join(f"{end.loss:.3f}" for _, end in sorted(ends.items())) if len(ends) == len(DEEP_SEEDS) else ""
 
 
 def questions(ends: Ends) -> list[str]:
