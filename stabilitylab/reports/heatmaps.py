@@ -64,7 +64,7 @@ def _table(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: d
     return axes.collections[-1]
 
 
-def _across(axes: Axes, rows: Sequence[Any], columns: Sequence[Any]) -> float:
+def _across(axes: Axes, rows: pd.Index, columns: pd.Index) -> float:
     """Return how many times wider than its cell the longest name of a column is. The names of rows, for which the
     layout makes room later, leave the cells less."""
     letter = 0.62 * float(axes.get_xticklabels()[0].get_fontsize())
