@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,8 +163,8 @@ def _search(study: Study, out: Path, arm: str, layers: int) -> str:
         return ""
     rates = [float(row["lr"]) for row in own]
     failed = f"{sum(row['verdict'] in FAILED for row in own)} of the {len(own)} runs of its search fail too"
-    others = [f"{row['verdict']} after {row['step']} updates" for row in own if row["verdict"] not in FAILED]
-    told = f"; the others: {', '.join(others)}" if others else ""
+    others = Counter(f'"{row["verdict"]}" after {row["step"]} updates' for row in own if row["verdict"] not in FAILED)
+    told = f"; the others: {', '.join(f'{count} {word}' for word, count in others.items())}" if others else ""
     return f" {failed}, at rates from {min(rates):g} to {max(rates):g}{told}."
 
 
@@ -209,8 +210,8 @@ def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:
                 ends_of = [[span.mean - span.low], [span.high - span.mean]]
                 axis.errorbar(span.mean, height, xerr=ends_of, fmt="|", color=colour, capsize=3, markersize=12)
             if lost := len(own) - len(fine):
-                place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (-3, 6)}
-                axis.annotate(f"{lost} failed", (1, height), **place, ha="right", fontsize=8)
+                place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (-3, 0)}
+                axis.annotate(f"{lost} failed", (1, height), **place, ha="right", va="center", fontsize=8)
         axis.set_yticks(range(len(arms)), [titles[arm][0] for arm in reversed(arms)], fontsize=8)
         axis.set_ylim(-0.6, len(arms) - 0.4)
         axis.set_title(f"{layers} layers, {study.updates:,} updates", fontsize=9)

@@ -182,10 +182,11 @@ def _own_flight(run: str | Path | Run | Recorder, rank: int) -> Flight:
             )
         return run.flight
     opened = run if isinstance(run, Run) else Run.open(run)
-    if not black_box.found(opened.path) and (why := opened.manifest.get("not_replayable")):
-        raise InputError(f"{opened.path} cannot be replayed: {why}.")
-    if not black_box.found(opened.path) and opened.kind == "train":
-        raise InputError(f"{opened.path} has no black box: make the run again with 'stabilitylab probe --record'.")
+    if not black_box.found(opened.path):
+        if why := opened.manifest.get("not_replayable"):
+            raise InputError(f"{opened.path} cannot be replayed: {why}.")
+        if opened.kind == "train":
+            raise InputError(f"{opened.path} has no black box: make the run again with 'stabilitylab probe --record'.")
     return black_box.chosen(opened.path, opened.identity, rank)
 
 
