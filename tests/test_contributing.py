@@ -105,6 +105,12 @@ def test_they_work_together(folder: Path) -> None:
     assert "Every run ends below 8 nats" in page
 
 
+def test_the_readme_has_room_for_them() -> None:
+    """Its tables grow by their names and the sentence of a command, and it may have 1,500 words."""
+    words = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    assert len(words) <= 1500 - 2 * len(RECIPES), "README.md leaves no room for the rows of new files"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_they_stand_in_the_package_too(tmp_path: Path) -> None:
