@@ -164,8 +164,8 @@ def _search(study: Study, out: Path, arm: str, layers: int) -> str:
     rates = [float(row["lr"]) for row in own]
     failed = f"{sum(row['verdict'] in FAILED for row in own)} of the {len(own)} runs of its search fail too"
     others = Counter(f'"{row["verdict"]}" after {row["step"]} updates' for row in own if row["verdict"] not in FAILED)
-    told = f"; the others: {', '.join(f'{count} {word}' for word, count in others.items())}" if others else ""
-    return f" {failed}, at rates from {min(rates):g} to {max(rates):g}{told}."
+    told = f" The other verdicts: {', '.join(f'{count} {word}' for word, count in others.items())}." if others else ""
+    return f" {failed}, at rates from {min(rates):g} to {max(rates):g}.{told}"
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -192,6 +192,13 @@ def answers(found: Sequence[Answer], seeds: int, titles: Titles) -> list[str]:
     return table(("question", "difference [nats/token]", "95 %", "seeds", "p (Holm)", "answer"), lines)
 
 
+def _beyond(lost: Sequence[End]) -> str:
+    """The runs that failed, and where they ended, to the right of what is drawn: ``6 stuck, at 5.76 →``."""
+    losses = [end.loss for end in lost if math.isfinite(end.loss)]
+    where = f", at {np.mean(losses):.2f} \N{RIGHTWARDS ARROW}" if losses else ""
+    return _verdicts(dict(enumerate(lost))) + where
+
+
 def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:
     """Draw the loss of each seed by arm, with its mean and 95 % interval; a panel a depth that has runs."""
     depths = [layers for layers in study.layers if any(at == layers for _, at in ends)]
@@ -209,9 +216,9 @@ def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:
                 span = t_interval(fine)
                 ends_of = [[span.mean - span.low], [span.high - span.mean]]
                 axis.errorbar(span.mean, height, xerr=ends_of, fmt="|", color=colour, capsize=3, markersize=12)
-            if lost := len(own) - len(fine):
+            if lost := [end for end in own if end.failed]:
                 place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (-3, 0)}
-                axis.annotate(f"{lost} failed", (1, height), **place, ha="right", va="center", fontsize=8)
+                axis.annotate(_beyond(lost), (1, height), **place, ha="right", va="center", fontsize=8)
         axis.set_yticks(range(len(arms)), [titles[arm][0] for arm in reversed(arms)], fontsize=8)
         axis.set_ylim(-0.6, len(arms) - 0.4)
         axis.set_title(f"{layers} layers, {study.updates:,} updates", fontsize=9)

@@ -128,7 +128,9 @@ def first_last() -> list[str]:
     for (layers, arm), own in found.items():
         means = {layer: np.exp(np.mean(np.log(values), axis=0)) for layer, values in own.items()}
         first, last = means[1], means[layers]
-        lines.append((layers, arm, f"{first[0]:.2e}", f"{last[0]:.2e}", f"{first[0] / last[0]:.2e}", f"{last[1]:.2e}"))
+        lines.append(
+            (layers, LOOKS[arm][0], f"{first[0]:.2e}", f"{last[0]:.2e}", f"{first[0] / last[0]:.2e}", f"{last[1]:.2e}")
+        )
     names = ("layers", "arm", "gradient, layer 1", "gradient, last layer", "ratio", "change, last layer")
     return table(names, lines)
 

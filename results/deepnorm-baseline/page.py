@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Holds README.md and docs/decoders.md against the tables of both parts, and draws figures/trained.png.
+"""Compares README.md and docs/decoders.md with the tables of both parts, or writes them with --write; draws
+figures/trained.png.
 
 python results/deepnorm-baseline/page.py [--write]
 """

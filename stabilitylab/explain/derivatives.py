@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import StabilityLabError, UsageError, first_line, listed
 from ..probes import evaluation
-from ..probes.places.naming import parameters_of
+from ..probes.places.naming import modules_of, parameters_of
 from ..probes.state import multipliers
 from .batches import changed, restored
 from .findings import AuditFinding
@@ -76,6 +76,8 @@ def derivative_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditF
 
 
 def _own_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding], list[str]]:
+    if inexact := _inexact(loop.model):
+        return [], [f"derivatives were not checked: backward differs from the gradient by design in {inexact}"]
     try:
         found = derivatives(flight, loop)
     except (StabilityLabError, RuntimeError, TypeError, ValueError, StopIteration) as error:
@@ -88,6 +90,12 @@ def _own_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding
     rough = list(dict.fromkeys(one.group for one in found if not one.is_exact and not one.agrees))
     why = [f"derivatives of {listed(rough)}: the loss is rounded or not smooth there"] if rough else []
     return [_finding(one, max(flight.snapshots)) for one in _nearest_to_loss(wrong, found)], why
+
+
+def _inexact(model: nn.Module) -> str:
+    """Name the first module that declares ``exact_gradient = False``, as the layers of GPAS do; "" without one."""
+    declared = (name for name, own in modules_of(model).items() if getattr(own, "exact_gradient", True) is False)
+    return next((name or "the model" for name in declared), "")
 
 
 def _close(one: float, other: float) -> bool:

@@ -294,7 +294,9 @@ MISSING = {
     "completedp": "its paper (2512.22382) was not read; completep has the rules of CompleteP",
     "complete(d)p": "its paper (2512.22382) was not read; completep has the rules of CompleteP",
     "laurel": "its paper (2411.07501) does not state how its factors start",
+    "laurellr": "its paper (2411.07501) does not state how its factors start",
     "simplenorm": "it is left for later (2602.01212)",
+    "simplegpt": "it is SimpleNorm's model, which is left for later (2602.01212)",
     "ngpt": "it is left for later (2410.01131): it needs weights that are normalised after each update",
 }
 ARCHS = _Archs("architecture", ROOM)

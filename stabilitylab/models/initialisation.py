@@ -41,10 +41,11 @@ def initialise(model: Transformer, seed: int) -> None:
             assert isinstance(module, nn.Linear)
             weight = module.weight if rows is None else module.weight[rows]
             gain = GAINS[config.init](residual, matrix)
-            given = {"q": config.qk_gain, "k": config.qk_gain, "v": config.v_gain}.get(matrix)
-            if given is not None:
-                gain = given
             rows_of_q = matrix == "gate" and residual.place.sublayer != "ffn"  # drawn as if they were rows of q
+            given = {"q": config.qk_gain, "k": config.qk_gain, "v": config.v_gain}
+            chosen = given.get("q" if rows_of_q else matrix)
+            if chosen is not None:
+                gain = chosen
             std = gain * math.sqrt(2 / (2 * weight.shape[1] if rows_of_q else sum(weight.shape)))
             weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
             if module.bias is not None:

@@ -13,11 +13,11 @@ class Progress(HostScalar):
     r"""alpha(l, t) = min(1, t / (T l)) on the branches of layer l, t = row + t0.  ProRes, Chen et al. 2026.
 
     2603.05369, Eqs. 2-3; the architectures of its Table 1 and code say so (``prores=True`` of ``@arch``). ``equal``:
-    min(1, t / T) in every layer, which is BranchNorm's ramp. This scalar is t, and ``alphas`` holds the alpha of each
-    number l. LayerNorm scaling with ProRes has a constant 1/sqrt(l) here, where the authors' code has it as the initial
-    value of the norm's gain. t0 = 0, as in the authors' code, where the first forward pass has alpha = 0 in all layers.
-    Inferred: ``restart`` counts l from 1 in each stack of an encoder-decoder, ``through`` counts on from the encoder
-    through the decoder.
+    min(1, t / T) in every layer, which is BranchNorm's ramp; their ``equal`` ends at T times the number of layers. This
+    scalar is t, and ``alphas`` holds the alpha of each number l. LayerNorm scaling with ProRes has a constant 1/sqrt(l)
+    here, where the authors' code has it as the initial value of the norm's gain. t0 = 0, as in the authors' code, where
+    the first forward pass has alpha = 0 in all layers. Inferred: ``restart`` counts l from 1 in each stack of an
+    encoder-decoder, ``through`` counts on from the encoder through the decoder.
     """
 
     alphas: Tensor  # (layers,)

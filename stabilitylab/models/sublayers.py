@@ -157,7 +157,8 @@ class SelfAttention(MultiHeadAttention):
     Value residual (``model.value_residual``): V_l <- w_1 V_1 + w_2 V_l above layer 1, before the values are normalised
     or weighted, V_1 = W_v x of layer 1.  ResFormer, Zhou et al. 2024 (2410.17897); the authors' code
     (Zcchill/Value-Residual-Learning 95652f6) has w = (1/2, 1/2), fixed. "learned": each layer trains its own two
-    numbers. Inferred: each stack has its own V_1, and cross-attention is plain.
+    numbers, a variant of the paper that we know from notes only (unsure). Inferred: each stack has its own V_1, and
+    cross-attention is plain.
     """
 
     value_weights: nn.Parameter | None  # (2,)

@@ -39,7 +39,7 @@ from .hessian import without_hessian
 from .judging import Judging
 from .passes import Passes
 from .ranks import Team
-from .recipe import learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
+from .recipe import group_settings, learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
 from .recording import held, recorder_of
 
 
@@ -294,6 +294,11 @@ class Trainer:
 
     def _load_rest(self, state: dict[str, Any]) -> None:
         own = self.team.own(state)
+        if group_settings(state["optimizer"]) != group_settings({"param_groups": self.optimizer.param_groups}):
+            raise InputError(
+                "the checkpoint has other parameter groups (rate factor, eps, decay) than this version gives to "
+                f"architecture {self.config.model.arch!r}: start the run again under another --name."
+            )
         with own_rates(self.optimizer):
             self.team.load_optimizer(self.model, self.optimizer, state["optimizer"])
         self.watcher.load_state_dict(own["watcher"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,6 +76,14 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(own)
         else:
             group["lr"] = own
+
+
+def group_settings(state: Mapping[str, Any]) -> list[tuple[float, ...]]:
+    """Return the number of parameters, the factor on the rate, eps and decay of each group in an optimizer's state."""
+    return [
+        (len(group["params"]), group.get("rate_factor", 1.0), group["eps"], group["weight_decay"])
+        for group in state["param_groups"]
+    ]
 
 
 @contextmanager

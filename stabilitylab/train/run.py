@@ -222,7 +222,8 @@ def _carry_out(
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
         with suppress(ResourceError):  # a full disk must not hide the first error
             state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            run.set_status(state_now, trainer.row if trainer else 0, reason)
+            made = trainer.row if trainer else int(state["row"]) if state else 0
+            run.set_status(state_now, made, reason)
         if isinstance(error, RuntimeError) and "memory" in str(error):
             also = ", or --cuda-graphs off" if plan.recorder is not None else ""
             raise ResourceError(

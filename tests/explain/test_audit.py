@@ -203,6 +203,13 @@ def test_a_backward_that_is_wrong_from_the_start_is_found_without_a_past(tmp_pat
     assert (one.kind, one.place, unchecked) == ("derivative", "blocks.0", [])
 
 
+def test_a_backward_that_is_declared_to_differ_is_not_accused(tmp_path: Path) -> None:
+    flight, loop = recorded(faults.WrongBackward, tmp_path)
+    loop.model.blocks[0].exact_gradient = False
+    said = "derivatives were not checked: backward differs from the gradient by design in blocks.0"
+    assert derivative_findings(flight, loop) == ([], [said])
+
+
 def test_derivatives_agree_with_a_quadratic(tmp_path: Path) -> None:
     """L = ||W x||^2 / 2 has the gradient W x x^T: along d its derivative is <W x x^T, d>."""
     flight, loop = recorded(faults.Healthy, tmp_path, steps=9)

@@ -47,7 +47,11 @@ def test_gates_at_0_over_a_doubled_output_are_plain_attention_bit_for_bit(kind, 
 @pytest.mark.parametrize(("kind", "rows"), [("head", 8), ("element", 512)])
 def test_the_gate_is_drawn_as_queries_are_and_the_branch_starts_at_half(kind, rows) -> None:
     sizes = {"d_model": 512, "d_ffn": 64, "heads": 8, "source_vocab": 9, "target_vocab": 9}
-    for settings, std in (({}, math.sqrt(0.5 / 512)), ({"init": "arch-gpt2"}, 0.02)):
+    for settings, std in (
+        ({}, math.sqrt(0.5 / 512)),
+        ({"init": "arch-gpt2"}, 0.02),
+        ({"qk_gain": 3.0}, 3 / math.sqrt(512)),
+    ):
         model = build_model(arch="postln", stack="decoder", depth=1, attention_gate=kind, **sizes, **settings)
         gate = model.decoder.layers[0].self_attn.f.gate
         assert gate.weight.shape == (rows, 512)

@@ -10,11 +10,12 @@ import torch
 from test_model_invariants import copy_weights, gradients
 
 from stabilitylab.config import TrainConfig, parse_set, resolve
+from stabilitylab.errors import InputError
 from stabilitylab.models import ARCHS, Place, Transformer, build_model
 from stabilitylab.models.base import Factors
 from stabilitylab.models.groups import groups_of
-from stabilitylab.store import RunWriter
-from stabilitylab.train import plan
+from stabilitylab.store import Run, RunWriter
+from stabilitylab.train import plan, resume, start
 from stabilitylab.train.loop import Trainer
 from stabilitylab.train.recipe import adamw, optimizer_of, param_groups, set_rate
 
@@ -53,8 +54,8 @@ def test_each_parameter_is_in_one_group_of_its_role() -> None:
     by_role = {role: group.factors for group in groups for role in group.roles}
     assert by_role["decoder.3.ffn.fc1"] == Factors(0.5, 0.5, 1.0)
     assert by_role["decoder.3.self_attn.norm.weight"] == by_role["decoder.3.ffn.fc2.bias"] == Factors(0.5, 0.5, 0.0)
-    assert by_role["decoder.embedding"] == Factors(1.0, 0.5, 1.0)
-    assert by_role["decoder.norm.weight"] == by_role["decoder.norm.bias"] == Factors(1.0, 0.5, 0.0)
+    assert by_role["decoder.embedding"] == Factors(1.0, 1.0, 1.0)
+    assert by_role["decoder.norm.weight"] == by_role["decoder.norm.bias"] == Factors(1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - GROUPED))
@@ -101,8 +102,19 @@ def test_a_run_records_its_groups_and_resumes(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path / "run", {"config": prepared.config.model_dump(mode="json")})
     trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device)
     trainer.fit(lambda: False, lambda report: None)
-    assert {group.factors.eps for group in trainer.groups} == {0.5}
+    assert {group.factors.eps for group in trainer.groups} == {0.5, 1.0}
     state = trainer.optimizer.state_dict()
     assert [group["rate_factor"] for group in state["param_groups"]] == [1.0] * len(trainer.groups)
     assert trainer.groups[0].described()["roles"]
     trainer.watcher.close()
+
+
+def test_a_run_whose_groups_are_others_now_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = "model.arch=completep model.stack=decoder train.steps=2 probes.names=['none'] data.validation=0"
+    path = start(plan(resolve(parse_set(sets.split()), depth=4)), tmp_path, "run").path
+    rule = classmethod(lambda cls, place, role, options=None: Factors(eps=0.25))
+    monkeypatch.setattr(ARCHS["completep"], "outer_factors", rule)
+    with pytest.raises(InputError, match=r"other parameter groups .* architecture 'completep'"):
+        resume(path, steps=4)
+    status = Run.open(path).status
+    assert (status.state, status.step) == ("failed", 2)

@@ -103,8 +103,8 @@ def test_groups_of_twice_the_width_and_twice_the_depth() -> None:
     assert by_role["decoder.3.ffn.fc1"] == Factors(rate / 2, rate / 2, 2.0)
     assert by_role["decoder.1.self_attn.q"] == by_role["decoder.1.self_attn.out"] == Factors(rate / 2, rate / 2, 2.0)
     assert by_role["decoder.3.ffn.fc1.bias"] == by_role["decoder.3.ffn.norm.weight"] == Factors(rate, rate / 2, 0.0)
-    assert by_role["decoder.embedding"] == Factors(1.0, rate / 2, 1.0)
-    assert by_role["decoder.norm.weight"] == Factors(1.0, rate / 2, 0.0)
+    assert by_role["decoder.embedding"] == Factors(1.0, 0.5, 1.0)
+    assert by_role["decoder.norm.weight"] == Factors(1.0, 0.5, 0.0)
 
 
 def test_at_the_base_width_only_attention_differs(pairs, randomise) -> None:

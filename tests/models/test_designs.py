@@ -162,6 +162,25 @@ def test_initial_weights_of_a_design_have_the_standard_deviation_it_states(desig
     assert not [name for name in named if name.endswith("bias")] or design == "gpt2"
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),  # of a feed-forward block whose input has the variance 1
+    [
+        ({"activation": "gelu"}, 0.2329),
+        ({"activation": "gelu", "init": "arch-gpt2", "depth": 12}, 0.005452),
+        ({"activation": "swiglu", "d_ffn": 2048}, 0.13912),
+        ({"activation": "swiglu", "d_ffn": 2048, "arch": "deepnorm", "depth": 12}, 1.449e-3),
+    ],
+    ids=["gelu", "gpt2", "swiglu", "swiglu with beta"],
+)
+def test_the_variance_of_a_feed_forward_block_at_initialisation(settings, expected) -> None:
+    sizes = {"stack": "decoder", "d_model": 768, "d_ffn": 3072, "heads": 8, "source_vocab": 9, "target_vocab": 9}
+    model = build_model(**{"arch": "preln", "depth": 1, **sizes, **settings})
+    x = torch.randn(400, 1, 768, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = [float(layer.ffn.f(x).square().mean()) for layer in model.decoder.layers[:2]]
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.02)
+
+
 def test_deepnorm_keeps_its_own_gains_in_a_design() -> None:
     """beta on v, out, fc1 (W_3) and fc2 (W_2); 1 on q, k and the gate (W_1)."""
     model = built("deepnorm", design="llama", depth=12, d_model=256, heads=4)

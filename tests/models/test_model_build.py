@@ -181,7 +181,18 @@ def test_module_paths_and_taps_are_the_documented_ones() -> None:
     assert {module.eps for module in norms} == {1e-5}
 
 
-NOT_BUILT = ("SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P", "nGPT", "LAuReL")
+NOT_BUILT = (
+    "SpanNorm",
+    "FuseNorm",
+    "DeepCrossAttention",
+    "DCA",
+    "Complete(d)P",
+    "nGPT",
+    "LAuReL",
+    "LAuReL-LR",
+    "SimpleNorm",
+    "SimpleGPT",
+)
 
 
 @pytest.mark.parametrize("name", NOT_BUILT)

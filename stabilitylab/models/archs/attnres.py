@@ -28,7 +28,7 @@ class Growing(Trunk):
 
 class Attending(Residual):
     """A sub-layer, followed by the attention over depth that makes the input of the next sub-layer or the stack's
-    output."""
+    output. Inferred: w and the gain of the keys have weight decay, as all parameters."""
 
     final_norm = True
     trunk = Growing

@@ -37,11 +37,12 @@ def widening(place: Place, options: Any) -> float:
 class CompleteP(PreLN):
     r"""x_{l+1} = x_l + m^{-a} F(LN(x_l)), m = layers / base layers, a = 1.  CompleteP, Dey et al. 2025 (2505.01618).
 
-    The code of EleutherAI/nanoGPT-mup 6f8bc3b was read. ``arch.base_layers``: the layers of a stack at which the model
-    is Pre-LN (m = 1). AdamW's groups: inside the layers the rate is multiplied by m^{a-1}; eps is multiplied by m^{-a}
-    everywhere; norms and biases have no decay. With a = 1/2 it is depth-muP, by the range of a in that code. No matrix
-    is drawn 1 / sqrt(2 layers) smaller: model.init = arch-gpt2 has the initial weights of arch-normal. Inferred: m of
-    each stack by itself.
+    The authors' code (EleutherAI/nanoGPT-mup 3904404) was read. ``arch.base_layers``: the layers of a stack at which
+    the model is Pre-LN (m = 1). AdamW's groups: inside the layers the rate is multiplied by m^{a-1} and eps by m^{-a};
+    norms and biases have no decay. Before that revision the code (6f8bc3b) multiplied eps by m^{-a} outside the layers
+    too; the authors corrected it by the paper's Eq. 40. With a = 1/2 it is depth-muP, by the range of a in that code.
+    No matrix is drawn 1 / sqrt(2 layers) smaller: model.init = arch-gpt2 has the initial weights of arch-normal.
+    Inferred: m of each stack by itself.
 
     ``arch.base_width`` adds the rules for width, with n = d / base width. Matrices inside the layers: rate 1/n, decay
     n, and standard deviation .02 / sqrt(n). Everywhere: eps / n. The logits are divided by n. The scale of attention is
@@ -96,9 +97,7 @@ class CompleteP(PreLN):
 
     @classmethod
     def outer_factors(cls, place: Place, role: str, options: Any = None) -> Factors:
-        own = options or cls.Options()
-        ratio = place.layers / own.base_layers
-        return Factors(eps=ratio**-own.a / widening(place, own), decay=0.0 if ".norm." in role else 1.0)
+        return Factors(eps=1 / widening(place, options or cls.Options()), decay=0.0 if ".norm." in role else 1.0)
 
     @classmethod
     def output_factor(cls, place: Place, options: Any = None) -> float:
@@ -106,4 +105,4 @@ class CompleteP(PreLN):
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:
-        return {"multiplier of F": BASE_LAYERS / place.layers, "factor on eps": BASE_LAYERS / place.layers}
+        return {"multiplier of F": BASE_LAYERS / place.layers, "factor on eps in layers": BASE_LAYERS / place.layers}

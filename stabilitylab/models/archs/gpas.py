@@ -19,10 +19,11 @@ class GPAS(Residual):
     The authors' code (dandingsky/GPAS 3198068) was read. The gate multiplies y by 1 - SiLU(g) in the forward pass and
     is the identity in the backward pass. The gradient is therefore not that of the loss, and probes of the Hessian are
     refused. ``arch.host`` names the host: "preln"; "sandwich" and "layernorm-scaling", which have the same form; or
-    "postln", where only the shortcut is scaled, LN(x - SiLU(g) stopgrad(x) + F(x)). DeepNorm as a host is left out.
-    Inferred: the three sub-layers of a decoder's layer share g. The authors clip the gradients of g at .01 in their
-    largest models; they are not clipped here. With "layernorm-scaling" 1/sqrt(l) is a constant here, where the authors
-    have it as the initial value of the norm's gain.
+    "postln", where only the shortcut is scaled, LN(x - SiLU(g) stopgrad(x) + F(x)). With every host the stack ends in a
+    norm. DeepNorm and Mix-LN as hosts are left out. Inferred: plain Post-LN as a host, by the form of those two; the
+    three sub-layers of a decoder's layer share g. The authors clip the gradients of g at .01 in their largest models;
+    they are not clipped here. With "layernorm-scaling" 1/sqrt(l) is a constant here, where the authors have it as the
+    initial value of the norm's gain.
     """
 
     final_norm = True

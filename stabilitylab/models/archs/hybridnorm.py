@@ -29,7 +29,8 @@ class HybridNorm(Residual):
 
     The paper writes y = x + A(x), LN(y) + G(LN(y)), which is the same, bit for bit. The gains of q, k and v are shared
     by the heads and have no biases. Weights are initialised with the base of all architectures; the paper has a
-    truncated normal (``model.init = arch-gpt2`` is similar). Inferred: cross-attention is treated like self-attention.
+    truncated normal with the standard deviation 1 / sqrt(2.5 d) (``model.init = arch-gpt2`` is similar for d near 1000
+    alone). Inferred: cross-attention is treated like self-attention.
     """
 
     final_norm = True

@@ -43,12 +43,13 @@ class SiameseNorm(Residual):
     r"""o = F(LN(p + LN(y))); p <- LN(p + o / sqrt(c)), y <- y + o; a stack ends in p + LN(y).  SiameseNorm, Li et al.
     2026 (2602.08064).
 
-    The authors' code for vision (Qwen-Applications/SiameseNorm 70efa00) and notes of the paper were read. The code of
-    its language models was not read. They have HybridNorm's q, k and v in the stream p; this is unsure, and left out
-    here. Depth scale: with ``arch.depth_scale = layer``, c is the layer's number from 1, as in the notes. With
-    ``twice``, c is twice that number, as in the code; the code also has a norm of p in front of each sub-layer, which
-    is left out. With ``off``, c = 1. ``arch.inner = false`` leaves out the norm in front of F. Probes read p. Inferred:
-    each stack of an encoder-decoder has its own streams.
+    Notes of the paper, and the authors' code for vision and for language models (Qwen-Applications/SiameseNorm 46b6bf4
+    and fac844f), were read. Depth scale: with ``arch.depth_scale = layer``, c is the layer's number from 1, as in the
+    notes. With ``twice``, c is twice that number, as in both codes. With ``off``, c = 1. ``arch.inner = false`` leaves
+    out the norm in front of F. The codes differ from the notes in more, which is left out here: the norm of p stands at
+    the start of the next sub-layer, so that p is normalised where it enters the stack too, and the sum at the end has a
+    norm of its own; the language models normalise q, k and v in each head, and have attention without the norm in front
+    of F. Probes read p. Inferred: each stack of an encoder-decoder has its own streams.
     """
 
     trunk = Siamese

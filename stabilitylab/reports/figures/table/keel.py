@@ -84,7 +84,7 @@ def drawn(trials: Sequence[RateEnd], described: str, told: str) -> Picture:
     notes and as provenance."""
     places = sorted({(one.layers, one.updates) for one in trials})
     panels = [_panel([one for one in trials if (one.layers, one.updates) == place], place) for place in places]
-    means = {"/": "2/3: two of three seeds train, below the loss of word frequencies"}
+    means = {"/": "a/b: a of b seeds train; they end below the loss of word frequencies"}
     return Picture(
         panels, _finding(trials, places), [f"Drawn: {described}."], columns=min(2, len(panels)),
         extra={"table.csv": table(trials).to_csv(index=False)}, provenance=told, key=" · ".join(signs(panels, means)),
