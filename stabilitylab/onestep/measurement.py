@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -28,6 +29,8 @@ from .rates import directions, update_rate
 from .standard_probes import ordinary
 from .theorem import Connections, applies, theorem
 
+log = logging.getLogger(__name__)
+
 
 def measure(config: Config, out: Path, name: str) -> Path:
     """Measure a configuration into a run directory ``out/name`` of kind "onestep".
@@ -40,6 +43,11 @@ def measure(config: Config, out: Path, name: str) -> Path:
     say_unmeasured(config)
     path, asked = out / name, settled(config)
     config = without_hessian(asked)
+    if config.model.prores != "off" and config.model.prores_t0 == 0:
+        log.warning(
+            "model.prores closes all branches in row 0, so the rates of their parameters are 0: "
+            "--set model.prores_t0=N measures the same weights with the alphas of row N."
+        )
     if (path / "run.json").exists():
         raise UsageError(f"{path} exists already and is never overwritten: choose another --name.")
     device = resolve_device(config.train)

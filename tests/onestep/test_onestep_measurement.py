@@ -175,3 +175,12 @@ def test_running_out_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("stabilitylab.onestep.measurement.everything", out_of_memory)
     with pytest.raises(ResourceError, match="out of memory on cpu: give a smaller --depth"):
         measure(config_of("postln"), tmp_path, "one")
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_closed_branches_of_prores_are_said(start: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = {"prores": "linear", "prores_T": 10, "prores_t0": start}
+    run = Run.open(measure(changed(config_of("preln"), model=model), tmp_path, "one"))
+    rates = run.frame("update_rate").set_index("site")["value"]
+    assert (rates["adam.vo_ffn"] == 0) == (start == 0)
+    assert ("model.prores closes all branches in row 0" in caplog.text) == (start == 0)
