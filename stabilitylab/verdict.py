@@ -44,15 +44,23 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The score of a model that ignores its input and answers the training set's unigram distribution."""
+    """The score of a model that ignores its input and answers the training set's unigram distribution, or answers
+    evenly if its loss is then lower."""
 
     nll: float
     accuracy: float = math.nan
 
     @classmethod
-    def of(cls, recorded: Mapping[str, Any] | None) -> Baseline | None:
-        """Read the baseline of the data from run.json; None if run.json has none."""
-        return Baseline(float(recorded["cross_entropy"]), float(recorded["accuracy"])) if recorded else None
+    def of(cls, recorded: Mapping[str, Any] | None, vocab: int | None = None) -> Baseline | None:
+        """Read the baseline of the data from run.json; None if run.json has none.
+
+        ``vocab``: the number of labels, if it is known. The loss of a baseline is at most ln(vocab), that of a uniform
+        guess.
+        """
+        if not recorded:
+            return None
+        uniform = math.log(vocab) if vocab else math.inf
+        return cls(min(float(recorded["cross_entropy"]), uniform), float(recorded["accuracy"]))
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,9 @@ def judge_recorded(
 
     ``whole``: the last row is the one after training. None for a run without a held-out loss and a unigram baseline.
     """
-    baseline, steps = Baseline.of(manifest.get("unigram")), [int(step or 0) for step in columns["step"]]
+    train, data = (manifest.get("config") or {}).get("train") or {}, manifest.get("data") or {}
+    vocab, steps = data.get("target_vocab"), [int(step or 0) for step in columns["step"]]
+    baseline = Baseline.of(manifest.get("unigram"), vocab)
     missing: Sequence[float | None] = [None] * len(steps)
 
     def measured(nll: str, accuracy: str) -> list[Evaluation]:
@@ -245,7 +255,8 @@ def judge_recorded(
     evaluations = measured("held_out_nll", "held_out_accuracy")
     if baseline is None or not evaluations:
         return None
-    end, after = Baseline.of(manifest.get("validation_unigram")), measured("validation_nll", "validation_accuracy")
+    end = Baseline.of(manifest.get("validation_unigram"), vocab)
+    after = measured("validation_nll", "validation_accuracy")
     broken = [
         (step, f"{name} is {value} at step {step}")
         for name in ("loss", "grad_norm_total")
@@ -253,7 +264,6 @@ def judge_recorded(
         if value is not None and not math.isfinite(value)
     ]
     worth = [value for value in columns.get("source_worth", missing) if value is not None]
-    train, data = (manifest.get("config") or {}).get("train") or {}, manifest.get("data") or {}
     return judge(
         evaluations,
         baseline,

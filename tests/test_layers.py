@@ -179,8 +179,11 @@ INSIDE = {
     ),
     "data": (
         ("data.buckets", "data.cache", "data.corpus"),
-        ("data.batches", "data.bpe", "data.passage", "data.running", "data.source", "data.split", "data.unigram"),
-        ("data.sources",),
+        (
+            *("data.batches", "data.bpe", "data.overlap", "data.passage", "data.running", "data.source"),
+            *("data.unigram", "data.unknown"),
+        ),
+        ("data.sources", "data.split"),
         ("data.dataset",),
         ("data",),
     ),

@@ -266,6 +266,23 @@ def test_a_recorded_run_is_judged_alike() -> None:
     assert (broken.state, broken.step, broken.reason) == ("diverged", 14, "loss is nan at step 14")
 
 
+def test_no_baseline_is_worse_than_a_uniform_guess() -> None:
+    """A run of an older version, whose baseline was charged for labels that are not in the training text."""
+    series = [Evaluation(step, math.log(100), A) for step in range(0, 101, 2)]
+    charged = {"cross_entropy": math.log(100) + 5.2, "accuracy": A}
+    manifest = {**MANIFEST, "unigram": charged, "validation_unigram": charged}
+    recorded = columns(series, validation_nll=[math.log(100)] * 51, validation_accuracy=[A] * 51)
+    unknown, known = (
+        judge_recorded(recorded, {**manifest, "data": {"validation": 5, **vocab}}, whole=True)
+        for vocab in ({}, {"target_vocab": 100})
+    )
+    assert unknown is not None and known is not None  # noqa: PT018
+    assert (unknown.state, known.state) == ("trained", "stuck")
+    assert known.nll_gap == 0
+    assert Baseline.of(MANIFEST["unigram"], 10**6) == Baseline.of(MANIFEST["unigram"]) == BASE
+    assert Baseline.of(None, 100) is None
+
+
 def test_the_validation_set_counts_after_training_alone() -> None:
     series = course(gap=0.1)
     last: list[float | None] = [*[None] * 50, 4.0]

@@ -19,8 +19,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads make eve
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-VERSION = 1  # of the algorithm below: a changed algorithm must not read old cache entries
+VERSION = 2  # of the algorithm below: a changed algorithm must not read old cache entries
 SIDES = ("source", "target")
+SPACE = "▁"  # what Metaspace writes for a space, and in front of every line
 logger = logging.getLogger(__name__)
 
 Lines = tuple[list[str], list[str]]  # source, target
@@ -75,9 +76,12 @@ def train(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.Metaspace()
     text = list(lines)
     # the trainer breaks ties between equally rare characters by the order of a randomly seeded hash table
-    characters = Counter(tokenizer.normalizer.normalize_str("\n".join(text)).replace(" ", "▁"))
+    characters = Counter(tokenizer.normalizer.normalize_str("\n".join(text)).replace(" ", SPACE))
     del characters["\n"]
-    alphabet = sorted(characters, key=lambda c: (-characters[c], c))[: (vocab_size - len(SPECIALS)) // 2]
+    limit = (vocab_size - len(SPECIALS)) // 2
+    alphabet = sorted(characters, key=lambda c: (-characters[c], c))[:limit]
+    if SPACE not in alphabet:  # in a text with few spaces or none, where each line would begin with an unknown symbol
+        alphabet = [*alphabet[: limit - 1], SPACE]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIALS),

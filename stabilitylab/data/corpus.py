@@ -35,7 +35,7 @@ class Rows(NamedTuple):
         total = np.zeros(len(self.source), np.uint64)  # (N,)
         for side, tokens in enumerate(self):
             for place, column in enumerate(tokens.T.astype(np.uint64)):
-                total += np.where(column != PAD, _mix(column | np.uint64((2 * place + side + 1) << 32)), 0)
+                total += np.where(column != PAD, mix(column | np.uint64((2 * place + side + 1) << 32)), 0)
         return total
 
 
@@ -97,7 +97,7 @@ class Corpus:
     rows: str = "sentence pairs"  # the noun for rows of this corpus
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Mix with the finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit over all
     64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -21,6 +21,7 @@ from .source import named
 from .sources.text import Bounds, read_pair
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
 from .unigram import Unigram
+from .unknown import check, share
 
 VALIDATION_ROWS = 64  # sentences of a batch of the validation set
 
@@ -62,6 +63,13 @@ class Dataset:
         self._plan = lru_cache(maxsize=2)(self._shuffled)
 
         self._held_rows = held_out
+        sets = {"train": train, "held_out": held_out, "validation": self._split.validation}
+        # the shares of unknown symbols by set, of the labels and of the source side if the model reads it
+        self.unknown = {name: share(self._labels(rows.target)) for name, rows in sets.items()}
+        self.unknown_source = None
+        if stack == "encoder-decoder":
+            self.unknown_source = {name: share(rows.source) for name, rows in sets.items()}
+        check(self.unknown, self.unknown_source, config)
         self.held_out = make_batch(held_out, stack, self.target_vocab, stream(0, HELD_OUT))
         self.unigram = self._unigram([self.held_out])
         validation = [*self.validation()]
@@ -96,10 +104,12 @@ class Dataset:
 
     def _unigram(self, batches: Iterable[Batch]) -> Unigram:
         """Score the training set's label frequencies on the labels of ``batches``."""
-        target = self._rows.target
-        training = target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
         labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
-        return Unigram.of(training, labels, self.target_vocab)
+        return Unigram.of(self._labels(self._rows.target), labels, self.target_vocab)
+
+    def _labels(self, target: np.ndarray) -> np.ndarray:
+        """Return the target side with PAD in place of what is no label: EOS, in an encoder alone."""
+        return target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
 
     def _shuffled(self, epoch: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
         random = stream(self._config.seed, ORDER, epoch)
@@ -166,6 +176,9 @@ class Dataset:
             "held_out": len(self._held_rows.source),
             "validation": self.validation_sentences,
             "validation_left_out": self._split.validation_left_out,
+            "in_training": self._split.in_training,
+            "unknown": self.unknown,
+            "unknown_source": self.unknown_source,
             "tokens_per_sentence": dict(zip(("source", "target"), self._lengths.mean(axis=0).tolist(), strict=True)),
             "buckets": [{"rows": b.rows, "lengths": b.lengths, "pairs": len(b.members)} for b in self.buckets],
             "batches_per_epoch": self.batches_per_epoch,
@@ -175,6 +188,7 @@ class Dataset:
             "best_nll": self.best_nll,
             "train_sha256": _sha256(self._rows),
             "held_out_sha256": _sha256(self._held_rows),
+            "validation_sha256": _sha256(self._split.validation),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ class Unigram:
     """The score of a model that ignores its input and predicts the training label frequencies, on held-out labels.
 
     p(v) = (count(v) + 1) / (labels + vocabulary). This is Laplace's rule: an unseen label costs a finite amount.
+    ``cross_entropy`` is at most ln(vocabulary), that of a uniform guess, however many labels are unseen.
     ``accuracy`` is the accuracy of always answering the most frequent label.
     """
 
@@ -26,4 +28,5 @@ class Unigram:
         counts = np.bincount(training.ravel(), minlength=vocab)
         counts[PAD] = 0
         log_p = np.log((counts + 1) / (counts.sum() + vocab))
-        return cls(float(-log_p[held_out].mean()), float((held_out == counts.argmax()).mean()))
+        cross_entropy = min(float(-log_p[held_out].mean()), math.log(vocab))
+        return cls(cross_entropy, float((held_out == counts.argmax()).mean()))

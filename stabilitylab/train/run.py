@@ -30,6 +30,7 @@ from .footprint import Footprint, check_memory, estimate
 from .hessian import say_unmeasured, unmeasured
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
+from .trained import has_changed
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +130,7 @@ def resume(path: Path, steps: int | None = None, audience: RunAudience | None = 
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
     if state["row"] > config.train.steps:
         raise UsageError(f"{path} has made {state['row']} steps already; give --steps N with a larger N.")
-    now, then = prepared.dataset.describe(), stored.manifest["data"]
-    if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
+    if has_changed(prepared.dataset, stored):
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
     facts = manifest(prepared)
     with on_first_rank(lambda: RunWriter.resume(path, part=state["part"], manifest=facts)) or AbsentRun(path) as run:

@@ -13,7 +13,8 @@ from ..models import Transformer, build_model
 from ..store import Run
 from . import checkpoint
 
-DIGESTS = ("train_sha256", "held_out_sha256", "tokenizer_sha256")  # of run.json: another text has another vocabulary
+# Entries of run.json's ``data``. Another text has another vocabulary. Runs of older versions lack the validation text.
+DIGESTS = ("train_sha256", "held_out_sha256", "validation_sha256", "tokenizer_sha256")
 
 
 class TrainedModel(NamedTuple):
@@ -23,6 +24,13 @@ class TrainedModel(NamedTuple):
     model: Transformer
     dataset: Dataset
     row: int
+
+
+def has_changed(dataset: Dataset, run: Run) -> bool:
+    """True if a text of ``dataset`` differs from what ``run`` recorded of it. A digest that the run did not record is
+    not compared."""
+    now, then = dataset.describe(), run.manifest["data"]
+    return any(now.get(key) != then[key] for key in DIGESTS if key in then)
 
 
 def load_model(run: Run, device: torch.device | str = "cpu") -> TrainedModel:
@@ -35,8 +43,7 @@ def load_model(run: Run, device: torch.device | str = "cpu") -> TrainedModel:
     """
     config, where = validated(run.config), torch.device(device)
     dataset = load_data(config.data, stack=config.model.stack)
-    now, then = dataset.describe(), run.manifest["data"]
-    if any(now.get(key) != then.get(key) for key in DIGESTS):
+    if has_changed(dataset, run):
         raise InputError(f"the data of {run.path} have changed since it was trained: restore them to use its model.")
     state = checkpoint.load(run.path / "checkpoints", where, run.identity)
     sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}

@@ -59,7 +59,7 @@ def test_other_content_size_or_version_is_another_entry(
     described(paths)
     described(paths, vocab_size=301)
     described(paths, valid=f"{paths[0]},{paths[1]}", fraction=0.9, held_out=4)
-    monkeypatch.setattr(bpe, "VERSION", 2)
+    monkeypatch.setattr(bpe, "VERSION", bpe.VERSION + 1)
     described(paths)
     monkeypatch.setattr(bpe.tokenizers, "__version__", "0.0")
     described(paths)

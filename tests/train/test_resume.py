@@ -18,7 +18,7 @@ from rest_slow import rest_slow, slow
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.store import Run, RunWriter
-from stabilitylab.train import checkpoint, plan, resume, start
+from stabilitylab.train import checkpoint, load_model, plan, resume, start
 from stabilitylab.train.loop import Report
 from stabilitylab.train.ranks import Team
 from stabilitylab.train.run import Plan
@@ -348,6 +348,35 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
     target.write_text(target.read_text().replace("w1 ", "w9 "))
     with pytest.raises(InputError, match="have changed since it started"):
         resume(run.path, None, Silent())
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_changed_validation_text_is_refused_if_its_digest_was_recorded(recorded: bool, tmp_path: Path) -> None:
+    """The held-out batch, its first sentences, stays as it is."""
+    lines = [f"w{i} w{i * 7 % 11} w{i * 5 % 13} w{i % 3}" for i in range(300)]
+    for name, part in (("train", lines[:200]), ("valid", lines[200:])):
+        for side in ("src", "tgt"):
+            (tmp_path / f"{name}.{side}").write_text("\n".join(part) + "\n")
+    source, valid = (f"{tmp_path}/{name}.src,{tmp_path}/{name}.tgt" for name in ("train", "valid"))
+    settings = (f"data.source=text:{source}", f"data.valid='{valid}'", "data.vocab_size=320")
+    run = start(prepared("postln", *settings, depth=2), tmp_path, "run", InterruptAt(2))
+    before = (run.path / "run.json").read_text()
+    if not recorded:
+        document = json.loads(before)
+        del document["data"]["validation_sha256"]
+        edit(run.path / "run.json", document)
+    changed = "\n".join([*lines[200:250], *(line.replace("w1 ", "w9 ") for line in lines[250:])]) + "\n"
+    (tmp_path / "valid.tgt").write_text(changed)
+    if recorded:
+        with pytest.raises(InputError, match="have changed since it started"):
+            resume(run.path, None, Silent())
+        assert (run.path / "run.json").read_text() == before
+        with pytest.raises(InputError, match="have changed since it was trained"):
+            load_model(Run.open(run.path))
+    else:
+        assert load_model(Run.open(run.path)).row == 3
+        assert resume(run.path, None, Silent()).state == "finished"
+        assert Run.open(run.path).manifest["data"]["validation_sha256"]
 
 
 @pytest.mark.slow
