@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .differences import gap
+from .differences import Gap, gap
 from .matching import Matched, Pair
-from .prints import Fingerprint, module_of
+from .prints import Fingerprint, module_of, norm_of_sums
 
 LIMIT = 3.0  # times the control; a larger added error is not rounding
 ONE_ROUNDING = 0.29  # root mean square of a rounding to nearest, in units in the last place: 1 / sqrt(12)
@@ -84,7 +84,8 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
     coarser dtype that was in use so far; in stored runs (``made`` False), whose control may repeat them bit for bit, it
     is at least what roundings of all calls so far would add up to. What enters a module with r times the control
     leaves it with r times the control there: r c_out = (c_out / c_in) e_in is the inherited error, and c_out / c_in the
-    gain. What enters a module may come from anywhere before, so that the largest r before it counts.
+    gain. What enters a module may come from anywhere before, so that the largest r before it counts. The control of an
+    update is at least what :class:`_Steps` says.
     """
     own: dict[tuple[str, str], list[float]] = {}
     for control in controls:
@@ -97,7 +98,8 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
         ratio = place.error / place.control if place.control else math.inf if place.error else 0.0
         before = _before(place, ratios, largest)
         ratios[place.phase, place.name] = ratio
-        largest[place.phase] = max(largest.get(place.phase, 0.0), ratio)
+        if place.judged or place.phase != "gradients":  # a gradient that is rounding hands no error on to the update
+            largest[place.phase] = max(largest.get(place.phase, 0.0), ratio)
         inherited = before * place.control if math.isfinite(before) else place.error
         added = math.sqrt(max(0.0, place.error**2 - inherited**2)) if math.isfinite(place.error) else place.error
         found.append(replace(place, inherited=inherited, added=0.0 if math.isinf(before) else added))
@@ -131,9 +133,12 @@ def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[flo
     phases: dict[str, list[Pair]] = {}
     for pair in pairs:
         phases.setdefault(pair.phase, []).append(pair)
+    steps = _Steps(phases)
     found: list[PlaceGap] = []
     calls, ulp = 0, 0.0
     for phase, some in phases.items():
+        if phase == "directions":
+            continue
         some = _by_data(phase, some)
         elsewhere = _other_tensors(some) if phase == "backward" else set()
         top: dict[tuple[str, int], float] = {}
@@ -149,6 +154,10 @@ def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[flo
             is_noise = phase in ("gradients", "update") and max(pair.a.norm, pair.b.norm) < (
                 NO_SIGNAL * top[pair.a.stack, pair.a.layer]
             )
+            if phase == "gradients" and is_noise:
+                steps.without_signal.add(pair.a.name)
+            if phase == "update":
+                seen, control = steps.gap(pair), steps.control(pair, control)
             can_judge = not (is_noise or pair.a.name in elsewhere or control >= 1)
             place = PlaceGap(
                 phase=phase,
@@ -166,6 +175,68 @@ def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[flo
             )
             found.append(place)
     return found
+
+
+class _Steps:
+    """The errors that rounding makes in the updates of parameters, apart from that of the passes before.
+
+    - The gradient's rounding: an optimizer that divides by the size of the gradient moves each entry about equally far,
+      however small its gradient is. Where rounding turns an entry's sign, the entry moves the other way: 1 turned sign
+      in 1000 is an error of 6 %. Adam's first update is the gradient's direction, g / (|g| + eps), times a number. So
+      the error of the directions of both sides is the control of the update; SGD's, a multiple of the gradient, keeps
+      the control of the gradients.
+    - Storage: the update is the difference of two stored parameters, and the second was rounded to the parameter's
+      dtype.
+
+    An update cannot be compared if the gradient has no signal, or if the gradients differ and their directions were not
+    recorded.
+    """
+
+    def __init__(self, phases: Mapping[str, Iterable[Pair]]) -> None:
+        named = {phase: {pair.a.name: pair for pair in pairs} for phase, pairs in phases.items()}
+        self._weights, self._gradients = named.get("weights", {}), named.get("gradients", {})
+        self._directions = named.get("directions", {})
+        self.without_signal: set[str] = set()
+
+    def gap(self, pair: Pair) -> Gap:
+        """Return the difference of two updates, relative to the second one's norm if the first is 0."""
+        return gap(pair.b, pair.a) if not pair.a.norm and pair.b.norm else gap(pair.a, pair.b)
+
+    def control(self, pair: Pair, passes: float) -> float:
+        """Return the control of an update: that of the passes before, and at least these errors. inf: no comparison."""
+        name = pair.a.name
+        if name in self.without_signal:
+            return math.inf
+        norms = pair.a.norm, pair.b.norm
+        if not any(norms):
+            return passes
+        stored = 0.0
+        if (weight := self._weights.get(name)) is not None:
+            size = max(weight.a.norm, weight.b.norm) * max(weight.a.ulp, weight.b.ulp)
+            stored = ONE_ROUNDING * size / (norms[0] or norms[1])
+        control = max(passes, stored)
+        if not all(norms):  # one side moved the parameter, the other did not: rounding stops no update
+            return control
+        gradient, direction = self._gradients.get(name), self._directions.get(name)
+        if gradient is not None and (
+            not gap(gradient.a, gradient.b).relative or _is_multiple(pair.a.sums, gradient.a.sums, control)
+        ):
+            return control
+        if direction is None:
+            return math.inf
+        if direction.a.eps != direction.b.eps:  # a difference of the optimizers, which is no rounding
+            return control
+        ours = replace(direction.a, norm=norm_of_sums(direction.a.sums))  # an update's norm is estimated so, too
+        return max(control, gap(ours, direction.b).relative)
+
+
+def _is_multiple(x: np.ndarray, y: np.ndarray, within: float) -> bool:
+    """Return True if the tensor with the sums ``x`` is a multiple of that with the sums ``y``, up to a relative error
+    of ``within``."""
+    square = float(y @ y)
+    if not (math.isfinite(square) and square):
+        return False
+    return float(np.linalg.norm(x - (x @ y / square) * y)) <= within * float(np.linalg.norm(x))
 
 
 def _by_data(phase: str, pairs: Sequence[Pair]) -> list[Pair]:

@@ -80,6 +80,8 @@ def matched(a: Fingerprint, b: Fingerprint, maps: Sequence[str] = ()) -> Matched
             found = found | more
         taken = {p.name for p in found.values()}
         pairs += [Pair(phase, p, found[p.name]) for p in ours.values() if p.name in found]
+        if phase == "directions":  # evidence about the parameters that "gradients" names; no places of their own
+            continue
         only_a[phase] = [p.name for p in ours.values() if p.name not in found]
         only_b[phase] = [p.name for p in theirs.values() if p.name not in taken]
     if not pairs:

@@ -15,12 +15,13 @@ from ..schema import Cells, Table
 from ..store import Run
 
 # The passes of a row in the order of the data, and the table of each. "update" is the change of the parameters up to
-# the next row, whose fingerprint must be there.
+# the next row, whose fingerprint must be there. "directions" is no pass: from it judging takes the control of "update".
 TABLES = {
     "weights": "fingerprint_weight",
     "forward": "fingerprint",
     "backward": "fingerprint_gradient",
     "gradients": "fingerprint_weight_gradient",
+    "directions": "fingerprint_weight_direction",
 }
 PASSES = (*TABLES, "update")
 FORMAT = "stabilitylab fingerprint 1"
@@ -41,6 +42,7 @@ class PlacePrint:
     layer: int = 0
     sublayer: str = ""
     absent: bool = False
+    eps: float = 0.0  # of a direction
 
 
 Places = Mapping[str, PlacePrint]
@@ -74,6 +76,7 @@ class Fingerprint:
                 ]
                 for name, places in self.passes.items()
             },
+            "eps": {place.name: place.eps for place in self.passes.get("directions", {}).values()},
         }
 
     def save(self, path: Path) -> None:
@@ -87,6 +90,8 @@ def load(path: Path) -> Fingerprint:
         if read["format"] != FORMAT:
             raise InputError(f"{path} has the format {read['format']!r}, not {FORMAT!r}: write the file again.")
         passes = {name: dict(map(_place, rows)) for name, rows in read["passes"].items() if name in PASSES}
+        for name, eps in read.get("eps", {}).items():
+            passes["directions"][name] = replace(passes["directions"][name], eps=float(eps))
         return Fingerprint(str(path), int(read["step"]), passes, read["facts"])
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the path.") from error
@@ -136,7 +141,8 @@ def _places(table: Table, cells: Cells) -> dict[str, PlacePrint]:
         if not absent and ulp == 0:  # the place was reached, and its value could not be read
             continue
         own = np.zeros(len(sums)) if absent else np.asarray(values[sums], dtype=np.float64)
-        found.append(PlacePrint(row.site, order, norm, ulp, own, row.stack, row.layer, row.sublayer, absent))
+        eps = float(values[at["eps"]]) if "eps" in at and not absent else 0.0
+        found.append(PlacePrint(row.site, order, norm, ulp, own, row.stack, row.layer, row.sublayer, absent, eps))
     found.sort(key=lambda place: (place.absent, place.order))
     return {place.name: place for place in found}
 
@@ -144,7 +150,12 @@ def _places(table: Table, cells: Cells) -> dict[str, PlacePrint]:
 def _change(before: PlacePrint, after: PlacePrint) -> PlacePrint:
     """The sums of a parameter's update; its norm is estimated by them."""
     moved = after.sums - before.sums
-    return replace(before, sums=moved, norm=float(np.sqrt(np.mean(moved**2))))
+    return replace(before, sums=moved, norm=norm_of_sums(moved))
+
+
+def norm_of_sums(sums: np.ndarray) -> float:
+    """Return the norm of a value as its sums estimate it."""
+    return float(np.sqrt(np.mean(sums**2)))
 
 
 def steps_of(run: Run) -> list[int]:

@@ -155,7 +155,16 @@ class Bisection:
                 f"The forward passes agree up to {self.first.module}: compare the labels, the loss (label smoothing, "
                 f"weights, reduction), its scale (accumulation, loss scaling), and what follows {self.first.module}."
             ]
+        if self.first.phase == "update":
+            return [
+                f"{self._updates()} Forward pass and gradients agree: compare the optimizers (learning rate, betas, "
+                "eps, weight decay, parameter groups, number of steps) and the clipping."
+            ]
         return [f"The forward passes agree: read the backward of {self.where}, and what is detached or scaled there."]
+
+    def _updates(self) -> str:
+        over = [place.is_over(self.limit) for place in self.places if place.phase == "update" and place.judged]
+        return f"The update differs at {sum(over):,} of {len(over):,} parameters."
 
     def as_dict(self) -> dict[str, Any]:
         def row(place: PlaceGap) -> dict[str, Any]:

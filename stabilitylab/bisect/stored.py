@@ -109,6 +109,12 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
         notes.append("Give --control, another run like the first, to tell small errors from rounding.")
     if controls and not any(gap(pair.a, pair.b).relative for each in controls for pair in each.pairs):
         notes.append("The control equals the first run bit for bit, so the rounding of the dtype is used instead.")
+    has_directions = all("directions" in one.passes for one in prints[:2])
+    if not has_directions and any(place.phase == "update" and place.error for place in places):
+        notes.append(
+            "Without fingerprint_weight_direction, the update was compared only where the gradients agree bit for bit "
+            "or the update is a multiple of the gradient: record both runs again."
+        )
     if at:
         notes.append(f"At step {at} the parameters may differ because of earlier updates: compare the first rows too.")
     return answer((prints[0].label, prints[1].label), at, pairs, places, (), limit, told, notes)

@@ -216,13 +216,18 @@ class Sketch:
         return self.sums_and_square(values, self.signs(rows, ROWS), first=first)[0]
 
     def sums_and_square(
-        self, values: torch.Tensor, signs: torch.Tensor, counted: torch.Tensor | None = None, first: int = 0
+        self,
+        values: torch.Tensor,
+        signs: torch.Tensor,
+        counted: torch.Tensor | None = None,
+        first: int = 0,
+        eps: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the k sums of ``values`` (n, d), as (k,), and ||values||_F^2, 0-dim. Both come from one float64 copy
         of a bounded part at a time.
 
         ``signs``: the signs of the rows, (n, k). ``counted``: (n,), False for rows that are left out, whatever they
-        contain.
+        contain. ``eps``: read x / (|x| + eps) in place of each entry x; None: read x.
         """
         columns = _signs_of_range(self, first, values.shape[1], FEATURES, values.device)
         sums = torch.zeros(self.k, dtype=torch.float64, device=values.device)
@@ -232,6 +237,8 @@ class Sketch:
         for start in range(0, len(values), step):
             part = slice(start, start + step)
             wide = room[: len(values[part])].copy_(values[part])
+            if eps is not None:
+                wide.div_(wide.abs().add_(eps))
             products, squares = wide @ columns, torch.linalg.vector_norm(wide, dim=1).square()
             if counted is not None:
                 products = torch.where(counted[part, None], products, 0)

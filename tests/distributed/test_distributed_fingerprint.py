@@ -11,8 +11,8 @@ from rank_tensor import PLANS, train_cut
 from rank_toys import train
 from rest_slow import rest_slow
 
-TABLES = {"fingerprint", "fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient"}
-OF_PARAMETERS = {"fingerprint_weight", "fingerprint_weight_gradient"}
+OF_PARAMETERS = {"fingerprint_weight", "fingerprint_weight_gradient", "fingerprint_weight_direction"}
+TABLES = {"fingerprint", "fingerprint_gradient", *OF_PARAMETERS}
 HEADS = "attention.q_norm"  # each rank of a tensor-parallel model has other heads there
 
 
@@ -43,10 +43,12 @@ def check(several: dict[str, Any], one: dict[str, Any], cut: bool = False, early
             np.testing.assert_array_equal(ours.absent, theirs.absent, name)
             np.testing.assert_array_equal(ours.values[:, layout.columns.index("ulp")] == 0, gone, name)
             columns = [place for place, column in enumerate(layout.columns) if column != "call"]
-            norm = np.maximum(theirs.values[:, [layout.columns.index("norm")]], 1e-12)
+            # a rounding of a gradient counts as far as it reaches eps, 1e-8: the direction of one that is 0 is rounding
+            floor, limit = (1.0, 1e-7) if name == "fingerprint_weight_direction" else (1e-12, 1e-9)
+            norm = np.maximum(theirs.values[:, [layout.columns.index("norm")]], floor)
             apart = (np.abs(ours.values - theirs.values) / norm)[:, columns][~ours.absent & ~gone]
             assert apart.size > 100
-            assert apart.max() < 1e-9, (name, number, np.array(places)[~ours.absent & ~gone][apart.max(1).argmax()])
+            assert apart.max() < limit, (name, number, np.array(places)[~ours.absent & ~gone][apart.max(1).argmax()])
 
 
 @pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp", "columns", "hsdp"], {"fsdp"}))

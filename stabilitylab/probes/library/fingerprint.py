@@ -22,6 +22,8 @@ from ..rules import ROWS, Max, Mean, Norm, Rule, Sketch
 SKETCH = Sketch(k=16)
 COLUMNS: Mapping[str, Rule] = {"norm": Norm(), "call": Mean(), "ulp": Max(), **SKETCH.columns}
 OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.columns}
+OF_DIRECTIONS: Mapping[str, Rule] = {**OF_PARAMETERS, "eps": Max()}
+EPS = 1e-8  # of Adam in PyTorch, if no other is known
 UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"ulp": "relative"}
 SAMPLE = 40  # bits of a token's logical index behind the number of its sample
 POSITION = 16  # bits behind its position in the sample
@@ -173,9 +175,9 @@ class FingerprintForward(_OfModules):
     For two runs with the same batch, the mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2, which norms do not
     show. ``compare`` and ``bisect`` read it. The sums of micro-batches add up to those of one batch, and padding
     changes nothing (``mask=`` says where the padding is; the first dimension is the batch, or the
-    second with ``batch_first=False``). This probe brings
-    ``fingerprint_gradient``, ``fingerprint_weight`` and ``fingerprint_weight_gradient`` with it. The group "all" does
-    not include these four.
+    second with ``batch_first=False``). This probe brings ``fingerprint_gradient``, ``fingerprint_weight``,
+    ``fingerprint_weight_gradient`` and ``fingerprint_weight_direction`` with it. The group "all" does not include these
+    five.
 
     The sums of several ranks add up to those of one process whose batch holds the samples of all ranks, one rank after
     the other. Each rank must have as many samples as the others. The stages of a pipeline are refused, and so is a
@@ -185,7 +187,12 @@ class FingerprintForward(_OfModules):
     leaves one module and enters the next is read in full once.
     """
 
-    brings = ("fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
+    brings = (
+        "fingerprint_gradient",
+        "fingerprint_weight",
+        "fingerprint_weight_gradient",
+        "fingerprint_weight_direction",
+    )
 
 
 @_module_table("fingerprint_gradient", on="backward")
@@ -203,8 +210,8 @@ class FingerprintGradient(_OfModules):
 
 
 class _OfParameters(ParameterProbe):
-    """Sums of every single parameter, or of its gradient; the logical indices are the output and the input of a weight,
-    whichever way it is stored."""
+    """Sums of every single parameter, of its gradient, or of the gradient's direction; the logical indices are the
+    output and the input of a weight, whichever way it is stored."""
 
     in_one_stage = by_name = True
 
@@ -215,20 +222,27 @@ class _OfParameters(ParameterProbe):
         return parameters.each
 
     def collect(self, parameters: Parameters) -> Collected:
-        values = self.values(parameters)
-        width = {column: rule.width for column, rule in OF_PARAMETERS.items()}
+        values, all_eps = self.values(parameters), self.all_eps(parameters)
+        width = {column: rule.width for column, rule in self.columns.items()}
         empty = [torch.zeros(1, dtype=torch.float64, device=parameters.device)] * len(width)
         taken: list[list[torch.Tensor]] = []
         for number, value in enumerate(values):
-            taken.append(empty if not is_counted(value) else list(self._numbers(parameters, number, value)))
+            counted = is_counted(value)
+            taken.append(list(self._numbers(parameters, number, value, all_eps[number])) if counted else empty)
         columns = {
             column: torch.stack([numbers[place] for numbers in taken]).view(len(values), width[column])
-            for place, column in enumerate(OF_PARAMETERS)
+            for place, column in enumerate(self.columns)
         }
         seen = np.array([is_counted(value) for value in values], dtype=bool)
         return Collected(columns, np.repeat(seen[:, None], len(width), axis=1))
 
-    def _numbers(self, parameters: Parameters, number: int, value: torch.Tensor) -> Sequence[torch.Tensor]:
+    def all_eps(self, parameters: Parameters) -> Sequence[float | None]:
+        """Return eps for each value x that is read as x / (|x| + eps), None for each that is read as it is."""
+        return [None] * len(parameters.each)
+
+    def _numbers(
+        self, parameters: Parameters, number: int, value: torch.Tensor, eps: float | None
+    ) -> Sequence[torch.Tensor]:
         value = value.detach().to_dense() if value.is_sparse else value.detach()
         value = torch.view_as_real(value).flatten(-2) if value.is_complex() else value
         matrix = value.flatten(1) if value.dim() > 1 else value.view(-1, 1)
@@ -237,9 +251,10 @@ class _OfParameters(ParameterProbe):
         if parameters.is_turned(number):
             matrix, row, feature = matrix.T, feature, row
         signs = SKETCH.signs_of_range(len(matrix), value.device, row)
-        sums, square = SKETCH.sums_and_square(matrix, signs, first=feature)
+        sums, square = SKETCH.sums_and_square(matrix, signs, first=feature, eps=eps)
         ulp = torch.full((1,), torch.finfo(value.dtype).eps, dtype=torch.float64, device=value.device)
-        return ((square * part.share).view(1), ulp, *(sums * part.share).view(-1, 1).unbind())
+        numbers = ((square * part.share).view(1), ulp, *(sums * part.share).view(-1, 1).unbind())
+        return numbers if eps is None else (*numbers, torch.full_like(ulp, eps))
 
 
 @_parameter_table("fingerprint_weight", phase="step")
@@ -264,3 +279,23 @@ class FingerprintWeightGradient(_OfParameters):
 
     def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
         return parameters.gradients()
+
+
+@_parameter_table("fingerprint_weight_direction", columns=OF_DIRECTIONS)
+class FingerprintWeightDirection(FingerprintWeightGradient):
+    """The sums of ``fingerprint`` for g / (|g| + eps), entry by entry, of the gradient g of every single parameter,
+    before clipping. Adam's first update is this times minus the learning rate. Rounding turns the sign of an entry
+    whose gradient is no larger than its rounding. ``bisect`` takes the control of updates from this table. ``eps``:
+    that of the parameter's optimizer, or 1e-8 if none is known.
+
+    Cost: the cost of ``fingerprint_weight``.
+    """
+
+    def all_eps(self, parameters: Parameters) -> Sequence[float | None]:
+        known = {
+            id(tensor): group["eps"]
+            for group in parameters.optimizer_groups
+            if isinstance(group.get("eps"), float) and group["eps"] > 0
+            for tensor in group["params"]
+        }
+        return [known.get(id(tensor), EPS) for tensor in parameters.originals]
