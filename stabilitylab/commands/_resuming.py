@@ -17,7 +17,8 @@ def found(config: Config, out: Path, name: str | None) -> Job:
     """Return the run of that name, or of the automatic name, with its state. A run that cannot be continued is moved
     aside first.
 
-    Raises UsageError if its directory holds another configuration, or if another process writes it.
+    Raises UsageError if its directory holds another configuration, or if another process writes it, and InputError if
+    its data have changed.
     """
     from .. import train
     from ..probes.parameters.ranks import from_first_rank, on_first_rank

@@ -48,8 +48,8 @@ def explain(
     run of watch() without --factory, the answer has only the facts of its ledger. Explain a run of several processes
     under torchrun, with the same number of processes.
 
-    Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
-    recorded or cannot be replayed.
+    Exit code 0 without a finding or lasting harm, 1 with a finding, a trouble that lasted or a run that diverged, 4 for
+    a run that was not recorded or cannot be replayed.
     """
     from ..explain.explanation import explain as explained
     from ..probes.parameters.ranks import is_first_rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,8 +11,9 @@ import numpy as np
 from ..errors import InputError, StabilityLabError, in_words
 from ..registry import BUILT_IN
 from ..store import Run
-from ..store.layout import BLACK_BOX
+from ..store.layout import BLACK_BOX, checkpoints
 from ..store.reader import of_snapshots
+from ..verdict import Verdict as RunVerdict
 from .announced import announced
 from .attribution import Attribution, attribution
 from .audited import audited
@@ -27,6 +28,8 @@ HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run
 SAID = 4  # places of events that the paragraph names
 UNKNOWN = "Cause unknown: `stabilitylab explain` can test it, if the run has `watch(record=sl.Recorder(loss_fn))`."
 UNKNOWN_OF_PROBE = "Cause unknown: `stabilitylab explain` can test it, if the run is made again with `probe --record`."
+LEVEL = 8  # losses after which the recorder of explain knows their level
+UNSEEN = f"Cause unknown: `stabilitylab explain` cannot test it, as its recorder needs {LEVEL} losses before a trouble."
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
@@ -48,8 +51,8 @@ class Diagnosis:
     - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
       unwatched run.
     - ``audit``: what was checked of the model and the loop at the first row, a clause each.
-    - ``replayable``: a flight recorder wrote a black box, which ``explain`` replays. ``untested``: the sentence on an
-      unknown cause of a run without one.
+    - ``replayable``: a flight recorder wrote a black box with which ``explain`` can test causes. ``untested``: the
+      sentence on an unknown cause of another run.
     """
 
     run: str
@@ -254,6 +257,8 @@ def _diagnosed(run: Run) -> Diagnosis:
     flat = any(event.kind == "plateau" for event in events)
     found = ordered(weighed(events, evidence, learns="plateau" in checked and not open_ and not flat))
     cause = explain(found)
+    boxes = checkpoints(run.path, BLACK_BOX)
+    unseen = _is_unseen(boxes, judged)
     return Diagnosis(
         run=str(run.path),
         state=status.state,
@@ -271,9 +276,17 @@ def _diagnosed(run: Run) -> Diagnosis:
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
         audit=audited(run.manifest),
-        replayable=any((run.path / BLACK_BOX).glob("*.pt")),
-        untested=UNKNOWN if run.kind == "watched" else UNKNOWN_OF_PROBE,
+        replayable=bool(boxes) and not unseen,
+        untested=UNSEEN if unseen else UNKNOWN if run.kind == "watched" else UNKNOWN_OF_PROBE,
     )
+
+
+def _is_unseen(boxes: Iterable[int], judged: RunVerdict | None) -> bool:
+    """True if a run diverged before its recorder knew a level of the loss, and no black box is of that step, of the
+    next one or of one before. A loss that is not finite needs no level, and has such a box. ``boxes``: their steps."""
+    if judged is None or judged.state != "diverged" or judged.step >= LEVEL:
+        return False
+    return min(boxes, default=0) > judged.step + 1
 
 
 def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:

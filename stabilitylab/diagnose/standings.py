@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import complete
+from ..config import complete, neutral_settings
 from ..errors import DamagedError, InputError, listed
 from ..inputs import shown
 from ..labels import label_of
@@ -22,6 +22,10 @@ from .evidence import Evidence, Grid
 LOSSES = ("held_out_nll", "nll", "loss")  # the first that all runs have
 TAIL = 0.1  # share of the steps over which a loss of single training batches is averaged
 NOT_DRAWN = ("train.seed", "data.seed")  # settings that are not listed, since they differ between most runs
+# entries of run.json's data that identify what a loss is measured on: of the held-out batch, else of training batches
+HELD_OUT = {"held_out_sha256": "the held-out text", "tokenizer_sha256": "the tokenizer"}
+TRAINING = {"train_sha256": "the training text", "tokenizer_sha256": "the tokenizer"}
+TASKS = {"encoder-decoder": "translation", "encoder": "masked tokens", "decoder": "next tokens"}  # by stack
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,14 @@ class Standing:
 @dataclass(frozen=True)
 class Standings:
     """Runs side by side. ``loss``: the name of the loss that is compared. ``step``: the last step that all runs have
-    reached. ``settings``: the settings that differ, with the value of each run (None: not set)."""
+    reached. ``settings``: the settings that differ, with the value of each run (None: not set). ``unlike``: a clause
+    that says why the losses cannot be ranked; "" if they can."""
 
     loss: str
     step: int | None
     rows: tuple[Standing, ...]
     settings: Mapping[str, tuple[Any, ...]]
+    unlike: str = ""
 
     @property
     def paragraph(self) -> str:
@@ -75,14 +81,17 @@ class Standings:
         if len(ranked) < 2:
             return "No two of these runs have a loss in common: their numbers stand side by side, without an order."
         first, last = ranked[0], ranked[-1]
-        if first.loss == last.loss:
-            return f"At step {self.step} all have the same {self.loss}, {first.loss:.4f}."
+        is_same = first.loss == last.loss
         order = (
-            f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.4f}, and {last.run} the "
+            f"At step {self.step} all have the same {self.loss}, {first.loss:.4f}."
+            if is_same
+            else f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.4f}, and {last.run} the "
             f"highest, {last.loss:.4f}."
         )
-        if data := [name for name in self.settings if name.startswith("data.")]:
-            return f"{order} They were not measured on the same data ({listed(data)}), so this is no ranking."
+        if self.unlike:
+            return f"{order} {self.unlike}, so this is no ranking."
+        if is_same:
+            return order
         if any(row.kind != "train" for row in self.rows):  # no sweep can train somebody's own model
             return f"{order} One run is one seed: another seed may give another order."
         return (
@@ -110,7 +119,8 @@ def _standings(*runs: Run) -> Standings:
         name, step = "", None
     found = [_loss_at(loss, step) for loss in losses] if step is not None else [math.nan] * len(read)
     rows = tuple(_standing(one, loss) for one, loss in zip(read, found, strict=True))
-    return Standings(name, step, rows, _differing(runs))
+    differing = _differing(runs)
+    return Standings(name, step, rows, differing, _unlike(runs, name, differing))
 
 
 def _common_loss(read: Sequence[Evidence]) -> tuple[str, list[Grid]]:
@@ -187,3 +197,39 @@ def _differing(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
     names = {name: None for one in settings for name in one}
     values = {name: tuple(one.get(name) for one in settings) for name in names if name not in NOT_DRAWN}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _unlike(runs: Sequence[Run], loss: str, differing: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return a clause that says why losses of ``runs`` are not comparable: other tasks, or other data; "" if they are.
+
+    The data are compared by their digests in run.json. If a run has none, such as a run of somebody's own loop, the
+    settings of the data decide.
+    """
+    tasks: dict[str, list[str]] = {}
+    for run in runs:
+        if run.kind != "watched" and (stack := (complete(run.config).get("model") or {}).get("stack")) is not None:
+            tasks.setdefault(TASKS.get(str(stack), shown(stack)), []).append(str(run.path))
+    if len(tasks) > 1:
+        each = "; ".join(f"{task}: {listed(paths)}" for task, paths in tasks.items())
+        return f"They are losses of different tasks ({each})"
+    names = [name for name in differing if name.startswith("data.") and name not in neutral_settings()]
+    facts = [_data_facts(run) for run in runs]
+    first, *others = facts
+    identifying = HELD_OUT if loss.startswith("held_out") else TRAINING
+    if not all(next(iter(identifying)) in one for one in facts):
+        return f"They were not measured on the same data ({listed(names)})" if names else ""
+    what = [text for key, text in identifying.items() if any(one.get(key) != first.get(key) for one in others)]
+    if not what:
+        return ""
+    why = [f"settings that differ: {listed(names)}"] if names else []
+    files = [one.get("files_sha256") or {} for one in facts]
+    if changed := [path for path in files[0] if len({each[path] for each in files if path in each}) > 1]:
+        why.append(f"files whose content differs: {listed(changed)}")
+    where = f" ({'; '.join(why)})" if why else ""
+    return f"They were not measured on the same data: {' and '.join(what)} differ{'s' * (len(what) == 1)}{where}"
+
+
+def _data_facts(run: Run) -> Mapping[str, Any]:
+    """Return the facts about its data that a run of this package's trainer has recorded; {} for another run."""
+    facts = run.manifest.get("data") if run.kind != "watched" else None
+    return facts if isinstance(facts, Mapping) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from .audit import MOST, Auditor, AuditResult
 from .derivatives import derivative_findings
 from .facts import fact_findings
 from .findings import AuditFinding, first_of_each
-from .flight import LAST, Flight
+from .flight import LAST, LEAST, Flight, Level
 from .harm import Progress, unheard, window_of
 from .interventions import InterventionRecord, intervene
 from .judge import Judge
@@ -33,6 +34,34 @@ Verdict = Literal["cause", "finding", "no cause found", "no lasting harm", "no t
 EXIT_CODES: dict[Verdict, int] = {
     "cause": 1, "finding": 1, "no cause found": 1, "no lasting harm": 0, "no trouble": 0, "not replayed": 1,
 }  # fmt: skip
+HARMLESS: tuple[Verdict, ...] = ("no lasting harm", "no trouble")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The divergence of the run at ``path``, by the run's own verdict: its ``step`` and the ``reason``."""
+
+    path: Path
+    step: int
+    reason: str
+
+    @classmethod
+    def of(cls, run: Run) -> Divergence | None:
+        """Return the divergence of a run that has ended; None if it did not diverge, or has no verdict."""
+        with suppress(InputError):
+            if (judged := run.verdict) is not None and judged.state == "diverged":
+                return cls(run.path, judged.step, judged.reason)
+        return None
+
+    def is_unseen(self, flight: Flight) -> bool:
+        """Return True if the recorder had no level of the loss at the divergence, and saw no trouble there.
+
+        A loss that is not finite needs no level: its trouble is the divergence itself.
+        """
+        if self.step >= flight.levelled or flight.trouble is None:
+            return self.step < flight.levelled
+        step = int(flight.trouble["step"])
+        return step > self.step + 1 and math.isfinite(dict(flight.losses).get(step, math.nan))
 
 
 @dataclass
@@ -41,7 +70,7 @@ class Explanation:
 
     - ``verdict``: "cause" (an intervention or the declared replay decided), "finding" (the audit decided, and nothing
       else was asked), "no cause found", "no lasting harm", "no trouble", or "not replayed" (there are facts of the
-      ledger alone).
+      ledger alone). If the run's own verdict is ``diverged``, it is never "no lasting harm" or "no trouble".
     - ``sentences``: the result, then the evidence, then advice.
     - ``findings``: all findings of the audit, the judge and the derivatives, by step.
     - ``audit``, ``experiment``: the results of the audit and of the interventions; None if there were none.
@@ -61,7 +90,7 @@ class Explanation:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of ``stabilitylab explain``: 0 without a finding or lasting harm, 1 with one."""
+        """The exit code of ``stabilitylab explain``: 0 without a finding, lasting harm or divergence, 1 with one."""
         return 1 if any(one.accused for one in self.findings) else EXIT_CODES[self.verdict]
 
     @property
@@ -131,13 +160,13 @@ def explain(
     Raises InputError for a run without a black box, UsageError for objects that do not fit the run.
     """
     given = run if isinstance(run, Recorder) else None
-    flight = _flight(run, model)
+    flight, divergence = _flight(run, model)
     if given is not None:
         loss_fn = loss_fn or given.loss_fn
     if model is None or optimizer is None or loss_fn is None:
         if model is not None or optimizer is not None:
             raise UsageError("explain needs model, loss_fn and optimizer together: give all three, or none of them.")
-        return _facts_alone(flight)
+        return _facts_alone(flight, divergence)
     loop = DeclaredLoop.of(flight, model, optimizer, loss_fn, given, scaler=scaler, scheduler=scheduler, clip=clip)
     flight = agreed(flight, loop.processes)
     auditor = Auditor(flight, loop, updates)
@@ -150,7 +179,7 @@ def explain(
     findings = first_of_each([*result.findings, *data, *slopes])
     found = Explanation(
         verdict="no trouble",
-        sentences=[],
+        sentences=[_told(flight, divergence)],
         findings=findings,
         audit=result,
         unchecked=[*result.unchecked, *unjudged, *unmeasured, *flight.notes],
@@ -160,47 +189,52 @@ def explain(
     accused = [one for one in findings if one.accused]
     if audit or flight.trouble is None:
         _judge_audit(found, flight, accused, audit)
-        return found
-    if not flight.lasting():
-        _no_harm(found, flight)
-        return found
-    _intervene(found, flight, loop, accused, seconds, progress)
+    elif not flight.lasting():
+        _no_harm(found)
+    else:
+        _intervene(found, flight, loop, accused, seconds, progress)
+    if divergence is not None:
+        _beside(found, flight, divergence)
     return found
 
 
-def _flight(run: str | Path | Run | Recorder, model: nn.Module | None) -> Flight:
-    """Return the flight that this process recorded; each of several has its own."""
+def _flight(run: str | Path | Run | Recorder, model: nn.Module | None) -> tuple[Flight, Divergence | None]:
+    """Return the flight that this process recorded (each of several has its own), and the run's divergence."""
     processes = ALONE if model is None or averaging(model) is None else spread_out(model)
     return on_each(processes, lambda: _own_flight(run, processes.rank))
 
 
-def _own_flight(run: str | Path | Run | Recorder, rank: int) -> Flight:
+def _own_flight(run: str | Path | Run | Recorder, rank: int) -> tuple[Flight, Divergence | None]:
     if isinstance(run, Recorder):
         if run.flight is None or not run.flight.updates:
             raise InputError(
                 "this recorder has recorded nothing: give it to watch(record=...), and loop over w.batches."
             )
-        return run.flight
+        return run.flight, None
     opened = run if isinstance(run, Run) else Run.open(run)
     if not black_box.found(opened.path):
         if why := opened.manifest.get("not_replayable"):
             raise InputError(f"{opened.path} cannot be replayed: {why}.")
         if opened.kind == "train":
             raise InputError(f"{opened.path} has no black box: make the run again with 'stabilitylab probe --record'.")
-    return black_box.chosen(opened.path, opened.identity, rank)
+    return black_box.chosen(opened.path, opened.identity, rank), Divergence.of(opened)
 
 
-def _facts_alone(flight: Flight) -> Explanation:
+def _facts_alone(flight: Flight, divergence: Divergence | None) -> Explanation:
     findings = first_of_each(fact_findings(flight))
     accused = [one for one in findings if one.accused]
+    told = _told(flight, divergence)
     head = (
-        f"{_told(flight)} The ledger has {len(accused)} finding{'s' * (len(accused) > 1)}."
+        f"{told} The ledger has {len(accused)} finding{'s' * (len(accused) > 1)}."
         if accused
-        else f"{_told(flight)} The ledger has no finding."
+        else f"{told} The ledger has no finding."
     )
     why = "nothing was replayed: give --factory PACKAGE.MODULE:FUNCTION, or model, loss_fn and optimizer"
     verdict: Verdict = "finding" if accused else _of_trouble(flight, "not replayed")
-    return Explanation(verdict=verdict, sentences=[head], findings=findings, unchecked=[why], trouble=flight.trouble)
+    found = Explanation(verdict=verdict, sentences=[head], findings=findings, unchecked=[why], trouble=flight.trouble)
+    if divergence is not None:
+        _beside(found, flight, divergence)
+    return found
 
 
 def _of_trouble(flight: Flight, lasting: Verdict) -> Verdict:
@@ -210,9 +244,32 @@ def _of_trouble(flight: Flight, lasting: Verdict) -> Verdict:
     return lasting if flight.lasting() else "no lasting harm"
 
 
-def _told(flight: Flight) -> str:
-    if flight.trouble is None:
-        return f"No trouble was recorded up to step {flight.last}."
+def _told(flight: Flight, divergence: Divergence | None) -> str:
+    """Say in words what the recorder saw, and first a divergence that it did not see."""
+    if divergence is not None and (flight.trouble is None or divergence.is_unseen(flight)):
+        unseen = f"The run's verdict is `diverged`: {divergence.reason}. The recorder did not see the divergence"
+        unseen += f": {_no_level(flight)}." if divergence.is_unseen(flight) else "."
+        return unseen if flight.trouble is None else f"{unseen} {_trouble(flight)}"
+    if flight.trouble is not None:
+        return _trouble(flight)
+    told = f"No trouble was recorded up to step {flight.last}"
+    first, last = flight.losses[:1], [loss for _, loss in flight.losses][-LAST:]
+    if not first or not flight.levelled or not Level(first[0][1], 0.0).left_by(end := float(np.median(last))):
+        return f"{told}."
+    return (
+        f"{told}, but {_no_level(flight)}. The loss rose from {_number(first[0][1])} at step {first[0][0]} to "
+        f"{_number(end)}, the median of the last {len(last)}."
+    )
+
+
+def _no_level(flight: Flight) -> str:
+    if math.isfinite(flight.levelled):
+        return f"no level of the loss was known before step {flight.levelled}"
+    return f"no level of the loss was known (it takes {LEAST} finite losses)"
+
+
+def _trouble(flight: Flight) -> str:
+    assert flight.trouble is not None, "there is a trouble"
     last = [loss for _, loss in flight.losses][-LAST:]
     return (
         f"Trouble at step {flight.trouble['step']}: {flight.trouble['why']}. The median of the last {len(last)} "
@@ -229,14 +286,34 @@ def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFind
         told = f"The loop does what it declares: all {found.audit.replayed} replayed updates are equal."
     else:
         told = "No fault was found: the replay differs only by things that were not declared."
-    found.sentences = [f"{_told(flight)} {told}"]
+    found.sentences = [f"{found.sentences[0]} {told}"]
     if audit and flight.trouble is not None:
         found.unchecked.append("interventions: leave --audit out to try them")
 
 
-def _no_harm(found: Explanation, flight: Flight) -> None:
+def _no_harm(found: Explanation) -> None:
     found.verdict = "no lasting harm"
-    found.sentences = [f"{_told(flight)} Trouble without lasting harm: no intervention was tried."]
+    found.sentences = [f"{found.sentences[0]} Trouble without lasting harm: no intervention was tried."]
+
+
+def _beside(found: Explanation, flight: Flight, divergence: Divergence) -> None:
+    """Bring the verdict and its sentences in line with a run that diverged: it has neither no trouble nor no harm."""
+    advice = f"`stabilitylab diagnose {divergence.path}` lists the events in their order and says what to do."
+    is_harmless = found.verdict in HARMLESS
+    if is_harmless:
+        found.verdict = "no cause found"
+    if flight.trouble is None:
+        none = "No cause found: no" if is_harmless else "No"
+        found.sentences.append(
+            f"{none} intervention was tried, since each needs a trouble that the recorder saw. {advice}"
+        )
+    elif divergence.is_unseen(flight):
+        found.sentences.append(
+            f"These results are about step {flight.trouble['step']}. They do not explain the divergence at step "
+            f"{divergence.step}: {advice}"
+        )
+    elif is_harmless:
+        found.sentences.append(f"But the run's verdict is `diverged`: {divergence.reason}. {advice}")
 
 
 def _intervene(
@@ -253,7 +330,8 @@ def _intervene(
     if window is None:
         found.verdict = "finding" if accused else "no cause found"
         found.unchecked.append("interventions: no snapshot before the trouble is left; record with a smaller every=")
-        found.sentences = [_told(flight), *_no_cause(0, ["everything"])] if not accused else [_told(flight)]
+        if not accused:
+            found.sentences += _no_cause(0, ["everything"])
         return
     length = window.stop - window.start
     progress(
@@ -262,7 +340,7 @@ def _intervene(
     )
     tried = found.experiment = intervene(flight, loop, window, found.findings, progress)
     found.updates += tried.updates
-    head = _told(flight)
+    (head,) = found.sentences
     if not tried.repeatable:
         head += " Replays on this device are not equal in their bits: bands of repeated replays were used."
     if not tried.harmed:

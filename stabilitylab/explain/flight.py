@@ -16,6 +16,7 @@ WINDOW, LEAST = 20, 8  # losses before a row that make its level: so many, at le
 SPREADS, SHARE = 6.0, 0.1  # trouble: a loss so many robust standard deviations, and this share, above its level
 LASTING, LASTING_SHARE = 4.0, 0.05  # lasting: the same of the median of the last losses
 LAST = 5  # losses that this median is taken of
+HELD_LOSSES = 4096  # the newest losses, which a flight holds
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,15 @@ class Flight:
     def level(self, step: int) -> Level | None:
         """Return the level of the loss before a row."""
         return Level.of([loss for at, loss in self.losses if at < step])
+
+    @property
+    def levelled(self) -> float:
+        """Return the first row whose loss had a level to be compared with; inf if no row had one, 0 if that is not
+        known any more."""
+        if len(self.losses) >= HELD_LOSSES:
+            return 0
+        known = [step for step, loss in self.losses if math.isfinite(loss)][:LEAST]
+        return known[-1] + 1 if len(known) == LEAST else math.inf
 
     def lasting(self) -> bool:
         """Return True if the loss has not come back to its level: the median of its last rows is above it."""

@@ -22,14 +22,13 @@ from ..probes.places.naming import ParameterPlaces, named
 from ..probes.state.snapshot import free_memory
 from . import black_box
 from .batches import kept
-from .flight import Flight, Level, RecordedUpdate
+from .flight import HELD_LOSSES, Flight, Level, RecordedUpdate
 from .replicas import averaging, why_not
 from .sketches import Sketcher, Sketches
 from .states import captured, settings_of, torch_random
 
 log = logging.getLogger("stabilitylab")
 
-HELD_LOSSES = 4096
 EVENTS = 10  # an event has no snapshot of its own within a tenth of the usual distance from another
 Loss = Callable[[nn.Module, Any], Tensor]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import complete
-from ..errors import InputError, UsageError
+from ..errors import InputError, UsageError, listed
 from ..experiments import Experiment
 from ..inputs import shown
 from ..registry import PLUGINS, named_plugins
@@ -24,7 +24,7 @@ from ..store.existing import in_the_way
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
 from ..store.layout import checkpoints, is_run_name
 from . import toml
-from .identity import deciding
+from .identity import content, deciding
 from .ledger import Cell, Ledger
 
 State = Literal["new", "running", "finished", "interrupted", "failed"]
@@ -107,7 +107,7 @@ def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = N
     """Return a job for each experiment, with the run directory ``out/<name>``; runs in ``ledger`` are finished.
 
     Raises UsageError if two experiments have one name, or if a run of that name has another configuration, and
-    InputError if a run cannot be read.
+    InputError if a run cannot be read, or if its data have changed.
     """
     experiments = list(experiments)
     for name, count in Counter(experiment.name for experiment in experiments).items():
@@ -143,10 +143,14 @@ def _on_disk(experiment: Experiment, out: Path) -> Job:
     if stopped is not None and status.state in ("finished", "diverged"):
         reason = f"it was made to stop at update {status.step} of {job.steps}"
         resumable = _last_checkpoint(job.path) > 0
+        if resumable:
+            _check_data(run)
         return replace(job, state="interrupted", step=status.step, reason=reason, resumable=resumable)
     state: Any = "finished" if status.state == "diverged" else status.state
     verdict = found.state if (found := run.verdict) else ""
     resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) <= job.steps
+    if resumable or state == "finished":  # another run is moved aside, or belongs to a process
+        _check_data(run)
     return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
 
 
@@ -191,6 +195,20 @@ def _check_same(run: Run, experiment: Experiment) -> None:
             continue
         if (there := stored.get(key)) != value:
             raise UsageError(f"{run.path} has {key} = {there!r}, where {value!r} is asked for: {advice}.")
+
+
+def _check_data(run: Run) -> None:
+    """Raise InputError if a file that ``run`` read has another content now.
+
+    A file that is gone proves nothing. A run of an older version, or of another source than text, has no digests of
+    files.
+    """
+    digests = (run.manifest.get("data") or {}).get("files_sha256") or {}
+    if changed := [name for name, digest in digests.items() if os.path.isfile(name) and content(Path(name)) != digest]:
+        raise InputError(
+            f"the data of {run.path} have changed since it started ({listed(changed)}): restore them, choose another "
+            "--out, or move the run away."
+        )
 
 
 def prepare(job: Job) -> Job:

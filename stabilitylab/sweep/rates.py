@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import Config
+from ..errors import InputError
 from ..experiments import Experiment
 from ..lr_find import Choice, RateResult, RateTrial, Rungs, choose
 from ..store.layout import checkpoints
@@ -60,11 +60,15 @@ class SweptTrainer:
             outcome = self.runner(plan(missing, self.out, self.ledger))
             if outcome.exit_code:
                 raise Unfinished(outcome)
-        return {trial: self._result(experiment.config) for trial, experiment in wanted.items()}
+        return {trial: self._result(experiment) for trial, experiment in wanted.items()}
 
-    def _result(self, config: Config) -> RateResult:
-        cell = self.ledger.find(config)
-        assert cell is not None, "a run that has ended has a line in the ledger"
+    def _result(self, experiment: Experiment) -> RateResult:
+        """Return the result of a run that has ended. Raises InputError if its line has the key of other data."""
+        if (cell := self.ledger.find(experiment.config)) is None:
+            raise InputError(
+                f"the data of {self.out / experiment.name} have changed since it started, so that {self.ledger.path} "
+                "has no line of the run: restore them, or choose another --out."
+            )
         return result_of(cell)
 
     def discard(self) -> None:

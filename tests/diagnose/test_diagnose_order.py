@@ -16,10 +16,13 @@ from rest_slow import rest_slow
 import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
 from stabilitylab.diagnose.cause import certainly_before, explain, ordered, sentence, undecided
+from stabilitylab.diagnose.diagnosis import UNSEEN
 from stabilitylab.diagnose.events import DETECTORS, Event
 from stabilitylab.diagnose.order import PHASES, comes_before, describe, gathered
+from stabilitylab.explain.flight import LEAST
 from stabilitylab.schema import Phase, Row
 from stabilitylab.store import Run
+from stabilitylab.store.layout import BLACK_BOX
 
 
 def event(kind: str, step: int, after: int | None, phase: str = "forward", **more) -> Event:
@@ -313,6 +316,33 @@ def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_i
     diagnosis = found(made(tmp_path / "later", {"loss": falling(40), "lr": rates}, later))
     assert [event.kind for event in diagnosis.cause.chain] == ["lr_jump", "update_jump", "ln_growth"]
     assert len(diagnosis.cause.together) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "boxes", "replayable", "is_unseen"),
+    [
+        (1, [28], False, True),
+        (1, [1, 28], True, False),  # a loss that is not finite
+        (1, [2, 28], True, False),  # ... or a gradient in the row before
+        (6, [8], False, True),
+        (8, [9], True, False),
+        (1, [], False, False),
+    ],
+)
+def test_explain_is_not_advised_where_its_recorder_had_no_level(
+    step: int, boxes: list[int], replayable: bool, is_unseen: bool, tmp_path: Path
+) -> None:
+    losses = [*[3.0] * step, *[9.0] * (40 - step)]
+    facts = {"config": {"model": {}, "train": {}}, "unigram": {"cross_entropy": 4.0, "accuracy": 0.1}}
+    run = made(tmp_path / "run", {"loss": losses, "held_out_nll": losses}, **facts)
+    assert (judged := Run.open(run).verdict) is not None
+    assert (judged.state, judged.step) == ("diverged", step)
+    (run / BLACK_BOX).mkdir()
+    for box in boxes:
+        (run / BLACK_BOX / f"step-{box:08d}.pt").touch()
+    diagnosis = found(run)
+    assert (diagnosis.replayable, diagnosis.untested == UNSEEN) == (replayable, is_unseen)
+    assert f"needs {LEAST} losses before a trouble" in UNSEEN, "the recorder's own number"
 
 
 def test_a_finding_ends_with_what_to_do(tmp_path: Path) -> None:

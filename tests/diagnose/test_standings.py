@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,86 @@ def test_losses_on_different_data_are_no_ranking(tmp_path: Path) -> None:
     found = standings(*paths)
     assert found.settings == {"data.source": ("synthetic", "text:x,y")}
     assert "not measured on the same data (data.source)" in found.paragraph
+
+
+SAME = {"held_out_sha256": "h", "train_sha256": "t", "tokenizer_sha256": "v", "files_sha256": {"a.txt": "1"}}
+
+
+def of_data(
+    path: Path,
+    loss: float,
+    data: Mapping[str, object] | None = None,
+    *,
+    settings: Mapping[str, object] | None = None,
+    stack: str = "decoder",
+    name: str = "held_out_nll",
+) -> Path:
+    """A run of the trainer; ``data``: facts of its data that differ from :data:`SAME`, None: it has none, as an older
+    version. ``settings``: of the data."""
+    config = {"model": {"stack": stack}, "train": {}, "data": dict(settings or {})}
+    facts = {"config": config} if data is None else {"config": config, "data": {**SAME, **data}}
+    with RunWriter.create(path, facts) as writer:
+        writer.open([])
+        writer.append(0, {name: loss}, {})
+        writer.set_status("finished", 0)
+    return path
+
+
+def test_losses_of_different_tasks_are_no_ranking(tmp_path: Path) -> None:
+    encoder, decoder, both = (
+        of_data(tmp_path / stack, loss, {}, stack=stack)
+        for stack, loss in (("encoder", 2.0), ("decoder", 3.0), ("encoder-decoder", 2.5))
+    )
+    told = standings(encoder, decoder, both).paragraph
+    each = f"masked tokens: {encoder}; next tokens: {decoder}; translation: {both}"
+    assert f"They are losses of different tasks ({each}), so this is no ranking." in told
+    same = standings(encoder, of_data(tmp_path / "equal", 2.0, {})).paragraph
+    assert "all have the same held_out_nll, 2.0000. They are losses of different tasks" in same
+    older = standings(encoder, of_data(tmp_path / "older", 3.0)).paragraph
+    assert "different tasks" in older, "the stack is a setting, which any version has"
+
+
+@pytest.mark.parametrize("settings", [{"sentences": 8}, {"max_line_kb": 7, "max_file_mb": 3}, {"source": "text:b.txt"}])
+def test_settings_that_change_no_held_out_text_leave_a_ranking(settings: dict[str, object], tmp_path: Path) -> None:
+    paths = of_data(tmp_path / "a", 2.0, {}), of_data(tmp_path / "b", 3.0, {"train_sha256": "u"}, settings=settings)
+    assert "One run is one seed" in standings(*paths).paragraph
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "told"),
+    [
+        ({"held_out_sha256": "g"}, {"held_out": 7}, "the held-out text differs (settings that differ: data.held_out)"),
+        ({"tokenizer_sha256": "w"}, {}, "the tokenizer differs"),
+        (
+            {"held_out_sha256": "g", "tokenizer_sha256": "w", "files_sha256": {"a.txt": "2"}},
+            {},
+            "the held-out text and the tokenizer differ (files whose content differs: a.txt)",
+        ),
+    ],
+)
+def test_what_differs_in_the_data_is_said(
+    data: dict[str, object], settings: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    paths = of_data(tmp_path / "a", 2.0, {}), of_data(tmp_path / "b", 3.0, data, settings=settings)
+    found = standings(*paths)
+    assert found.paragraph.endswith(f" They were not measured on the same data: {told}, so this is no ranking.")
+    assert found.as_dict()["unlike"] == found.unlike
+
+
+def test_losses_of_training_are_compared_by_the_training_text(tmp_path: Path) -> None:
+    paths = [of_data(tmp_path / name, 2.0, {"train_sha256": name}, name="nll") for name in "ab"]
+    told = standings(*paths).paragraph
+    assert "all have the same nll, 2.0000. They were not measured on the same data: the training text differs" in told
+    paths = [of_data(tmp_path / f"{name}2", 2.0, {"held_out_sha256": name}, name="nll") for name in "ab"]
+    assert standings(*paths).paragraph == "At step 0 all have the same nll, 2.0000."
+
+
+def test_without_digests_the_settings_of_the_data_decide(tmp_path: Path) -> None:
+    first = of_data(tmp_path / "a", 2.0, {})
+    bounds = of_data(tmp_path / "b", 3.0, settings={"max_line_kb": 7, "max_file_mb": 3})
+    assert "One run is one seed" in standings(first, bounds).paragraph
+    other = of_data(tmp_path / "c", 3.0, settings={"vocab_size": 99})
+    assert "not measured on the same data (data.vocab_size), so this is no ranking" in standings(first, other).paragraph
 
 
 def test_an_empty_run_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import faults
 import pytest
 import torch
+from edited_runs import edit
 from faults import FIRST
 from loops import Loop, loss_fn, recorder, train
+from made_verdict import made_verdict
 
 import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
@@ -116,6 +118,80 @@ def test_a_trouble_without_a_finding_is_not_called_none(
     assert "interventions: leave --audit out to try them" in found.unchecked
     found = sl.explain(given)
     assert (found.verdict, found.exit_code) == (alone, code)
+
+
+def diverged(path: Path, losses: list[float], trouble: int | None, step: int) -> Explanation:
+    """Explain a run of these losses, whose own verdict is that it diverged at ``step``. ``trouble``: of its
+    recorder."""
+    given = recorder()
+    train(Loop(), path, 12, given)
+    assert given.flight is not None
+    given.flight.losses = [*enumerate(losses)]
+    given.flight.trouble = None if trouble is None else {"step": trouble, "why": "the loss is high", "level": 1.0}
+    run_id = sl.Run.open(path).manifest["run_id"]
+    for box in black_box.found(path):
+        box.unlink()
+    black_box.save(path, given.flight.last if trouble is None else trouble, given.flight, run_id)
+    judged = made_verdict("diverged", step=step, reason=f"the loss rose at step {step}")
+    edit(path / "status.json", facts={"verdict": judged})
+    fresh = Loop()
+    return sl.explain(path, fresh.model, loss_fn, fresh.optimizer)
+
+
+def test_a_run_that_diverged_before_there_was_a_level_is_not_without_trouble(tmp_path: Path) -> None:
+    found = diverged(tmp_path / "run", [5.0, *[30.0] * 11], None, step=1)
+    assert (found.verdict, found.exit_code, found.trouble) == ("no cause found", 1, None)
+    assert found.sentences[0].startswith(
+        "The run's verdict is `diverged`: the loss rose at step 1. The recorder did not see the divergence: no level "
+        "of the loss was known before step 8. The loop does what it declares"
+    )
+    assert found.sentences[1].startswith("No cause found: no intervention was tried, since each needs a trouble")
+    assert f"`stabilitylab diagnose {tmp_path / 'run'}` lists the events" in found.sentences[1]
+    alone = sl.explain(tmp_path / "run")
+    assert (alone.verdict, alone.exit_code) == ("no cause found", 1)
+    for each in (found, alone):
+        assert "No trouble" not in str(each)
+
+
+def test_a_level_of_losses_after_a_divergence_is_no_healthy_one(tmp_path: Path) -> None:
+    found = diverged(tmp_path / "run", [5.0, *[30.0] * 8, 50.0, *[30.0] * 5], 9, step=1)
+    assert (found.verdict, found.exit_code) == ("no cause found", 1)
+    assert "no level of the loss was known before step 8. Trouble at step 9" in found.sentences[0]
+    assert "These results are about step 9. They do not explain the divergence at step 1" in found.sentences[-1]
+
+
+def test_a_spike_without_lasting_harm_does_not_acquit_a_run_that_diverged(tmp_path: Path) -> None:
+    found = diverged(tmp_path / "run", [*[1.0] * 9, 9.0, *[1.0] * 5], 9, step=40)
+    assert (found.verdict, found.exit_code) == ("no cause found", 1)
+    assert found.sentences[0].startswith("Trouble at step 9: the loss is high.")
+    assert "But the run's verdict is `diverged`: the loss rose at step 40." in found.sentences[-1]
+
+
+def test_a_loss_that_is_not_finite_needs_no_level(tmp_path: Path) -> None:
+    """The gradient is not finite in the row before, which is the step of the verdict."""
+    found = diverged(tmp_path / "run", [5.0, 4.0, float("nan"), *[float("nan")] * 3], 2, step=1)
+    assert found.sentences[0].startswith("Trouble at step 2: the loss is high.")
+    assert "did not see" not in str(found)
+    assert "do not explain" not in str(found)
+
+
+def test_a_loss_that_rose_before_there_was_a_level_is_said(tmp_path: Path) -> None:
+    """A loop of one's own has no verdict."""
+    given = recorder()
+    train(Loop(), tmp_path / "run", 4, given)
+    assert given.flight is not None
+    given.flight.losses = [(0, 5.0), *enumerate([30.0] * 11, 1)]
+    found = sl.explain(given)
+    assert found.sentences[0].startswith(
+        "No trouble was recorded up to step 3, but no level of the loss was known before step 8. "
+        "The loss rose from 5 at step 0 to 30, the median of the last 5."
+    )
+    assert (found.verdict, found.exit_code) == ("no trouble", 0)
+    given.flight.losses = [(0, 5.0), *enumerate([float("nan")] * 3, 1)]
+    assert "but no level of the loss was known (it takes 8 finite losses)" in sl.explain(given).sentences[0]
+    for healthy in ([5.0, 5.3, 5.2], [5.0, *[4.0] * 11], [5.0] * 12):
+        given.flight.losses = [*enumerate(healthy)]
+        assert "No trouble was recorded up to step 3. " in sl.explain(given).sentences[0]
 
 
 @pytest.mark.slow

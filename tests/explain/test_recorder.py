@@ -15,7 +15,7 @@ import stabilitylab as sl
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.explain import black_box
 from stabilitylab.explain.batches import changed, kept, restored, tensors
-from stabilitylab.explain.flight import Flight, Level
+from stabilitylab.explain.flight import HELD_LOSSES, LEAST, Flight, Level
 from stabilitylab.explain.states import bytes_of, captured, restore
 from stabilitylab.store.verify import verify
 
@@ -128,6 +128,18 @@ def test_the_level_and_what_leaves_it() -> None:
     rising = Level.of([2.0 + 0.1 * t for t in range(20)])
     assert rising is not None
     assert rising.median == pytest.approx(2.95), "a loss that creeps up has no line"
+
+
+def test_the_first_row_with_a_level() -> None:
+    flight = Flight([], {})
+    assert flight.levelled == float("inf")
+    flight.losses = [*enumerate([1.0] * (LEAST - 1), 3)]
+    assert flight.levelled == float("inf")
+    flight.losses += [(3 + LEAST, float("nan")), (4 + LEAST, 1.0)]
+    assert flight.levelled == 5 + LEAST, "a loss that is not finite makes no level"
+    assert Level.of([loss for _, loss in flight.losses]) is not None
+    flight.losses = [*enumerate([1.0] * HELD_LOSSES, 100)]
+    assert flight.levelled == 0, "earlier losses are not held any more"
 
 
 def test_batches_of_many_kinds_and_those_that_cannot_be_kept() -> None:

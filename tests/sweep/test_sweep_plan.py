@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import string
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import pytest
 from edited_runs import edit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep_cases import config, experiment, finishes, leave, left, planned
+from sweep_cases import config, experiment, finishes, leave, left, on, planned
 
 from stabilitylab.config import Config, read_config_file, resolve
 from stabilitylab.errors import InputError, ResourceError, UsageError
-from stabilitylab.experiments import experiments
+from stabilitylab.experiments import Experiment, experiments
 from stabilitylab.store import load_runs
-from stabilitylab.sweep import commands, plan, status_table, toml
+from stabilitylab.sweep import Job, commands, identity, plan, status_table, toml
 from stabilitylab.sweep.jobs import prepare
 
 T = TypeVar("T")
@@ -106,6 +107,71 @@ def test_a_setting_that_did_not_exist_then_is_no_difference(tmp_path: Path) -> N
     del document["config"]["train"]["accumulate"]
     edit(job.path / "run.json", document)
     assert job.now().state == "finished"
+
+
+def read(job: Job, texts: Path, state: str = "finished", **how: object) -> None:
+    """Leave a run that read the files of ``texts`` as they are now."""
+    left(job, state, **how)
+    paths = [texts / name for name in ("a.de", "a.en", "v.de", "v.en")]
+    digests = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    edit(job.path / "run.json", data={"files_sha256": digests})
+
+
+@pytest.mark.parametrize(
+    ("state", "checkpoint", "refused"),
+    [("finished", 0, True), ("diverged", 0, True), ("interrupted", 2, True), ("failed", 2, True),
+     ("interrupted", 0, False), ("failed", 0, False)],
+)  # fmt: skip
+def test_a_run_whose_data_have_changed_is_neither_finished_nor_continued(
+    state: str, checkpoint: int, refused: bool, texts: Path, tmp_path: Path
+) -> None:
+    wanted = [Experiment("a", on(texts, train={"steps": 4}))]
+    read(plan(wanted, tmp_path)[0], texts, state, checkpoint=checkpoint)
+    ended = only(plan(wanted, tmp_path)).state
+    original = (texts / "v.en").read_text()
+    (texts / "v.en").write_text(f"{original}one more line\n")
+    if refused:
+        with pytest.raises(InputError, match=r"the data of .*/a have changed since it started \(.*/v\.en\): restore"):
+            plan(wanted, tmp_path)
+    else:  # it is moved aside, and begins anew with the files as they are
+        assert only(plan(wanted, tmp_path)).state == ended
+    (texts / "v.en").write_text(original)
+    assert only(plan(wanted, tmp_path)).state == ended
+    (texts / "v.en").unlink()
+    assert only(plan(wanted, tmp_path)).state == ended, "a file that is gone proves no change"
+
+
+def test_a_shorter_run_is_continued_only_with_its_data(texts: Path, tmp_path: Path) -> None:
+    short, long = ([Experiment("a", on(texts, train={"steps": steps, "horizon": 8}))] for steps in (2, 8))
+    read(plan(short, tmp_path)[0], texts, checkpoint=2)
+    assert only(plan(long, tmp_path)).resumable
+    (texts / "a.de").write_text("another text\n")
+    with pytest.raises(InputError, match="have changed since it started"):
+        plan(long, tmp_path)
+
+
+def test_a_run_of_an_older_version_has_no_digests_to_compare(texts: Path, tmp_path: Path) -> None:
+    wanted = [Experiment("a", on(texts))]
+    left(plan(wanted, tmp_path)[0], "finished")
+    (texts / "a.de").write_text("another text\n")
+    assert only(plan(wanted, tmp_path)).state == "finished"
+
+
+def test_a_file_is_read_once_for_all_runs(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [Experiment(name, on(texts)) for name in "abcde"]
+    for job in plan(wanted, tmp_path):
+        read(job, texts)
+    files: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: BinaryIO, name: str) -> object:
+        files.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(identity.hashlib, "file_digest", counted)
+    for _ in range(2):
+        assert {job.state for job in plan(wanted, tmp_path)} == {"finished"}
+    assert sorted(files) == ["a.de", "a.en", "v.de", "v.en"]
 
 
 def test_of_a_run_of_one_step_only_what_it_measures_must_agree(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from stabilitylab.cli import main
 from stabilitylab.commands import _rate_choice
 from stabilitylab.config import parse_set, resolve
+from stabilitylab.errors import InputError
 from stabilitylab.experiments import Experiment
 from stabilitylab.lr_find import Choice, RateTrial, Rungs
 from stabilitylab.lr_find.search import RateResult, middle
@@ -106,6 +108,17 @@ def test_a_search_that_is_stopped_says_so_and_keeps_what_it_has(tmp_path: Path) 
         choose_rate(SweptTrainer(base.experiment, HORIZON, tmp_path, base.ledger, stopped), RUNGS)
     assert raised.value.outcome.exit_code == 130
     assert len(base.ledger.cells()) == 1
+
+
+def test_a_trial_that_ended_on_other_data_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Its line in the ledger has the key of the data that it read."""
+
+    def ended(jobs: Sequence[Job]) -> Outcome:
+        return Outcome([replace(job, state="finished") for job in jobs])
+
+    own = replace(trainer(tmp_path), runner=ended)
+    with pytest.raises(InputError, match=r"the data of .*/branchnorm-2-lr0.001-s100 have changed since it started"):
+        own.run([RateTrial(1e-3, 100, 3)])
 
 
 @pytest.mark.parametrize(

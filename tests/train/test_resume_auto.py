@@ -66,6 +66,21 @@ def test_it_starts_and_then_has_nothing_to_do(run: Any, tmp_path: Path) -> None:
     )  # the same run
 
 
+def test_a_run_that_ended_on_another_text_is_refused(run: Any, tmp_path: Path) -> None:
+    text = tmp_path / "train.txt"
+    text.write_text("".join(f"the {n} birds of {n % 7} trees sing {n % 5} songs\n" for n in range(200)))
+    settings = [*SETTINGS[:3], "data.vocab_size=64", "data.validation=0", "probes.names=['none']", "train.steps=1"]
+    command = ["probe", "--resume", "auto", "--stack", "decoder", "--depth", "2", "--data", f"text:{text}", "-q"]
+    command += [word for setting in settings for word in ("--set", setting)]
+    assert run(*command)[0] == 0
+    assert run(*command)[0] == 0, "nothing to do"
+    text.write_text(f"{text.read_text()}one more line\n")
+    code, out, err = run(*command)
+    assert (code, out) == (4, "")
+    assert f"the data of runs/{NAME} have changed since it started ({text}): restore them" in err
+    assert len(err.strip().splitlines()) == 1
+
+
 def test_it_knows_a_run_again_that_left_out_what_it_cannot_measure(run: Any, tmp_path: Path) -> None:
     settings = ["model.arch=gpas", *SETTINGS[1:3], "train.steps=1", "probes.names=['all']"]
     command = [
