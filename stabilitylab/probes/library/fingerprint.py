@@ -25,6 +25,7 @@ OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.colu
 OF_DIRECTIONS: Mapping[str, Rule] = {**OF_PARAMETERS, "eps": Max()}
 EPS = 1e-8  # of Adam in PyTorch, if no other is known
 UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"ulp": "relative"}
+DIRECTION_UNITS = dict.fromkeys(OF_PARAMETERS, "ratio") | {"ulp": "relative", "eps": "units of the gradient"}
 SAMPLE = 40  # bits of a token's logical index behind the number of its sample
 POSITION = 16  # bits behind its position in the sample
 GOLDEN_RATIO = 5**0.5 / 2 - 0.5
@@ -281,7 +282,7 @@ class FingerprintWeightGradient(_OfParameters):
         return parameters.gradients()
 
 
-@_parameter_table("fingerprint_weight_direction", columns=OF_DIRECTIONS)
+@_parameter_table("fingerprint_weight_direction", columns=OF_DIRECTIONS, unit=DIRECTION_UNITS)
 class FingerprintWeightDirection(FingerprintWeightGradient):
     """The sums of ``fingerprint`` for g / (|g| + eps), entry by entry, of the gradient g of every single parameter,
     before clipping. Adam's first update is this times minus the learning rate. Rounding turns the sign of an entry
