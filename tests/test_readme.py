@@ -129,7 +129,7 @@ def test_the_probe_of_200_layers_has_the_recipe_that_the_pages_name(run: Callabl
 def test_the_sweep_makes_as_many_runs_as_it_says_and_the_report_reads_them(folder: Path) -> None:
     """The first of its runs, and the run of the program beside it."""
     listed = ran(SWEEP, "--print", cwd=folder).splitlines()
-    assert f"the {len(listed)} one-step runs of Figure 5 of DeepNet" in README
+    assert f"the {len(listed)} one-step runs of DeepNet's Figure 5" in README
     subprocess.run(listed[0], shell=True, cwd=folder, check=True)  # for a scheduler: a line of a shell
     assert ran("stabilitylab report", "--quiet", cwd=folder) == "report/index.html\n"
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
