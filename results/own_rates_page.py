@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def losses(study: Study, ends: Ends, beside: str, titles: Titles) -> list[str]:
             apart = other.interval if other and other.losses[0] else None
             lines.append(
                 (
-                    layers, titles[arm][0], f"{len(found)} of {len(study.seeds)}", _verdicts(found),
+                    layers, titles[arm][0], f"{len(found)} of {len(study.seeds)}", _verdicts(found.values()),
                     *(_told(t_interval(fine), "{:.3f}") if fine else ("", "")),
                     *(_told(apart, "{:+.3f}") if apart else ("", "")),
                 )
@@ -172,8 +172,8 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def _verdicts(found: Mapping[int, End]) -> str:
-    said = [end.verdict for end in found.values()]
+def _verdicts(ends: Iterable[End]) -> str:
+    said = [end.verdict for end in ends]
     return ", ".join(f"{said.count(verdict)} {verdict}" for verdict in dict.fromkeys(said))
 
 
@@ -196,7 +196,7 @@ def _beyond(lost: Sequence[End]) -> str:
     """The runs that failed, and where they ended, to the right of what is drawn: ``6 stuck, at 5.76 →``."""
     losses = [end.loss for end in lost if math.isfinite(end.loss)]
     where = f", at {np.mean(losses):.2f} \N{RIGHTWARDS ARROW}" if losses else ""
-    return _verdicts(dict(enumerate(lost))) + where
+    return _verdicts(lost) + where
 
 
 def draw(study: Study, ends: Ends, titles: Titles, path: Path) -> None:

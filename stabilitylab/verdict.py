@@ -292,10 +292,13 @@ def _going(moving: Trend | None) -> str:
         return ""
     if moving.low > 0 and moving.fall >= MATERIAL:
         return f", and falling by {moving}"
+    rising = Trend(-moving.fall, -moving.high, -moving.low, moving.evaluations)
     if moving.high < -MATERIAL:
-        return f", and rising by {Trend(-moving.fall, -moving.high, -moving.low, moving.evaluations)}"
+        return f", and rising by {rising}"
     if moving.high >= MATERIAL:
         return ""
+    if moving.high < 0:
+        return f", and hardly rising ({rising})"
     return f", and {'hardly' if moving.low > 0 else 'no longer'} falling ({moving})"
 
 

@@ -143,6 +143,7 @@ def test_the_words_go_by_the_sign_of_the_gap(gap: float, words: str) -> None:
         assert ("falling by" in reason) == (fall > 0)
         assert ("no longer falling" in reason) == (fall == 0)
     assert "and hardly falling (0.010 [0.010, 0.010] nats" in state(course(gap=gap, fall=0.01)).reason
+    assert "and hardly rising (0.010 [0.010, 0.010] nats" in state(course(gap=gap, fall=-0.01)).reason
     assert "and rising by 0.100 [0.100, 0.100] nats per tenth" in state(course(gap=gap, fall=-0.1)).reason
 
 

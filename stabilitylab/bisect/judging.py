@@ -10,7 +10,7 @@ import numpy as np
 
 from .differences import Gap, gap
 from .matching import Matched, Pair
-from .prints import Fingerprint, module_of, norm_of_sums
+from .prints import DIRECTIONS, Fingerprint, module_of, norm_of_sums
 
 LIMIT = 3.0  # times the control; a larger added error is not rounding
 ONE_ROUNDING = 0.29  # root mean square of a rounding to nearest, in units in the last place: 1 / sqrt(12)
@@ -137,7 +137,7 @@ def _in_order(pairs: Iterable[Pair], controls: Mapping[tuple[str, str], list[flo
     found: list[PlaceGap] = []
     calls, ulp = 0, 0.0
     for phase, some in phases.items():
-        if phase == "directions":
+        if phase == DIRECTIONS:
             continue
         some = _by_data(phase, some)
         elsewhere = _other_tensors(some) if phase == "backward" else set()
@@ -195,7 +195,7 @@ class _Steps:
     def __init__(self, phases: Mapping[str, Iterable[Pair]]) -> None:
         named = {phase: {pair.a.name: pair for pair in pairs} for phase, pairs in phases.items()}
         self._weights, self._gradients = named.get("weights", {}), named.get("gradients", {})
-        self._directions = named.get("directions", {})
+        self._directions = named.get(DIRECTIONS, {})
         self.without_signal: set[str] = set()
 
     def gap(self, pair: Pair) -> Gap:

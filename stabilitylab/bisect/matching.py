@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..inputs import expression
-from .prints import PASSES, Fingerprint, PlacePrint, Places
+from .prints import DIRECTIONS, PASSES, Fingerprint, PlacePrint, Places
 from .structure import Structure
 
 
@@ -80,7 +80,7 @@ def matched(a: Fingerprint, b: Fingerprint, maps: Sequence[str] = ()) -> Matched
             found = found | more
         taken = {p.name for p in found.values()}
         pairs += [Pair(phase, p, found[p.name]) for p in ours.values() if p.name in found]
-        if phase == "directions":  # evidence about the parameters that "gradients" names; no places of their own
+        if phase == DIRECTIONS:  # evidence about the parameters that "gradients" names; no places of their own
             continue
         only_a[phase] = [p.name for p in ours.values() if p.name not in found]
         only_b[phase] = [p.name for p in theirs.values() if p.name not in taken]

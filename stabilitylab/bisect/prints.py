@@ -14,14 +14,15 @@ from ..errors import InputError, UsageError
 from ..schema import Cells, Table
 from ..store import Run
 
+DIRECTIONS = "directions"  # no pass with places of its own: from it judging takes the control of "update"
 # The passes of a row in the order of the data, and the table of each. "update" is the change of the parameters up to
-# the next row, whose fingerprint must be there. "directions" is no pass: from it judging takes the control of "update".
+# the next row, whose fingerprint must be there.
 TABLES = {
     "weights": "fingerprint_weight",
     "forward": "fingerprint",
     "backward": "fingerprint_gradient",
     "gradients": "fingerprint_weight_gradient",
-    "directions": "fingerprint_weight_direction",
+    DIRECTIONS: "fingerprint_weight_direction",
 }
 PASSES = (*TABLES, "update")
 FORMAT = "stabilitylab fingerprint 1"
@@ -62,6 +63,11 @@ class Fingerprint:
     passes: Mapping[str, Places]
     facts: Mapping[str, Any] = field(default_factory=dict)  # the versions that made it
 
+    @property
+    def count(self) -> int:
+        """The number of places in all passes."""
+        return sum(len(places) for name, places in self.passes.items() if name != DIRECTIONS)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -76,7 +82,7 @@ class Fingerprint:
                 ]
                 for name, places in self.passes.items()
             },
-            "eps": {place.name: place.eps for place in self.passes.get("directions", {}).values()},
+            "eps": {place.name: place.eps for place in self.passes.get(DIRECTIONS, {}).values()},
         }
 
     def save(self, path: Path) -> None:
@@ -91,7 +97,7 @@ def load(path: Path) -> Fingerprint:
             raise InputError(f"{path} has the format {read['format']!r}, not {FORMAT!r}: write the file again.")
         passes = {name: dict(map(_place, rows)) for name, rows in read["passes"].items() if name in PASSES}
         for name, eps in read.get("eps", {}).items():
-            passes["directions"][name] = replace(passes["directions"][name], eps=float(eps))
+            passes[DIRECTIONS][name] = replace(passes[DIRECTIONS][name], eps=float(eps))
         return Fingerprint(str(path), int(read["step"]), passes, read["facts"])
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the path.") from error

@@ -11,8 +11,10 @@ from ..store import Run
 from .differences import gap
 from .judging import LIMIT, PlaceGap, first_over, judged
 from .matching import Matched, matched
-from .prints import Fingerprint, load, of_run, steps_of
+from .prints import DIRECTIONS, Fingerprint, load, of_run, steps_of
 from .result import Bisection, unmatched
+
+OTHERWISE = "another kernel, number of threads or order of summation"
 
 
 def answer(
@@ -106,10 +108,13 @@ def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit:
     )
     notes = []
     if not controls and any(place.error for place in places):
-        notes.append("Give --control, another run like the first, to tell small errors from rounding.")
+        notes.append(f"Give --control, a run like the first with {OTHERWISE}, to tell small errors from rounding.")
     if controls and not any(gap(pair.a, pair.b).relative for each in controls for pair in each.pairs):
-        notes.append("The control equals the first run bit for bit, so the rounding of the dtype is used instead.")
-    has_directions = all("directions" in one.passes for one in prints[:2])
+        notes.append(
+            "The control equals the first run bit for bit, so the rounding of the dtype is used instead: record it "
+            f"with {OTHERWISE}."
+        )
+    has_directions = all(DIRECTIONS in one.passes for one in prints[:2])
     if not has_directions and any(place.phase == "update" and place.error for place in places):
         notes.append(
             "Without fingerprint_weight_direction, the update was compared only where the gradients agree bit for bit "

@@ -37,7 +37,8 @@ def bisect(
     control: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Stored runs: another run like A, whose difference from A measures rounding; repeatable.",
+            help="Stored runs: a run like A with another kernel, number of threads or order of summation, whose "
+            "difference from A measures rounding; repeatable.",
             metavar="RUN",
         ),
     ] = None,

@@ -35,5 +35,4 @@ def fingerprint(
         found.save(out)
     except OSError as error:
         raise InputError(f"cannot write {out} ({error.strerror or error}): check the path of --out.") from error
-    count = sum(len(places) for phase, places in found.passes.items() if phase != "directions")
-    print(f"{out}: {count} places of {run} at step {found.step}")
+    print(f"{out}: {found.count} places of {run} at step {found.step}")

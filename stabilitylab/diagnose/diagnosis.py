@@ -106,7 +106,8 @@ class Diagnosis:
     @property
     def paragraph(self) -> str:
         """The finding in plain words."""
-        reason = f": {self.reason}" if self.reason and not self.open.endswith(self.reason) else ""
+        told = f"{self.open} {self._first if self.cause.first else ''}".lower()
+        reason = f": {self.reason}" if self.reason and self.reason.lower() not in told else ""
         ended = f"{self.state} at step {self.step}{reason}"
         if self.cause.first is None:
             return " ".join([self._nothing_found(ended), *self._last_words()])

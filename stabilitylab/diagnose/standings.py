@@ -25,6 +25,7 @@ NOT_DRAWN = ("train.seed", "data.seed")  # settings that are not listed, since t
 # entries of run.json's data that identify what a loss is measured on: of the held-out batch, else of training batches
 HELD_OUT = {"held_out_sha256": "the held-out text", "tokenizer_sha256": "the tokenizer"}
 TRAINING = {"train_sha256": "the training text", "tokenizer_sha256": "the tokenizer"}
+UNKNOWN_TASK = "a task that is not known"  # of a run of somebody's own loop
 TASKS = {"encoder-decoder": "translation", "encoder": "masked tokens", "decoder": "next tokens"}  # by stack
 
 
@@ -82,11 +83,12 @@ class Standings:
             return "No two of these runs have a loss in common: their numbers stand side by side, without an order."
         first, last = ranked[0], ranked[-1]
         is_same = first.loss == last.loss
+        digits = next((own for own in range(4, 16) if f"{first.loss:.{own}f}" != f"{last.loss:.{own}f}"), 4)
         order = (
             f"At step {self.step} all have the same {self.loss}, {first.loss:.4f}."
             if is_same
-            else f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.4f}, and {last.run} the "
-            f"highest, {last.loss:.4f}."
+            else f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.{digits}f}, and {last.run} "
+            f"the highest, {last.loss:.{digits}f}."
         )
         if self.unlike:
             return f"{order} {self.unlike}, so this is no ranking."
@@ -207,9 +209,11 @@ def _unlike(runs: Sequence[Run], loss: str, differing: Mapping[str, tuple[Any, .
     """
     tasks: dict[str, list[str]] = {}
     for run in runs:
-        if run.kind != "watched" and (stack := (complete(run.config).get("model") or {}).get("stack")) is not None:
-            tasks.setdefault(TASKS.get(str(stack), shown(stack)), []).append(str(run.path))
-    if len(tasks) > 1:
+        model = {} if run.kind == "watched" else complete(run.config).get("model") or {}
+        stack = model.get("stack")
+        task = UNKNOWN_TASK if stack is None else TASKS.get(str(stack), shown(stack))
+        tasks.setdefault(task, []).append(str(run.path))
+    if len(tasks.keys() - {UNKNOWN_TASK}) > 1:
         each = "; ".join(f"{task}: {listed(paths)}" for task, paths in tasks.items())
         return f"They are losses of different tasks ({each})"
     names = [name for name in differing if name.startswith("data.") and name not in neutral_settings()]

@@ -21,7 +21,9 @@ from .replicas import joined
 
 SPREADS, SHARE = 8.0, 0.25  # a bad batch: so many robust standard deviations and this share above the median score
 ROLLS = (-1, 0, 1)
-ROLLED = 0.15  # labels are shifted if rolling them back lowers the score by this share
+# Labels are shifted if rolling them back lowers the score by this share, and by as much more than in the other batches:
+# a model that has learned little may predict its input, which a roll makes the label of every batch.
+ROLLED = 0.15
 USUAL = 0.5  # and if rolling does not do so in at least this share of the other batches
 MASKED = 8.0, 0.2  # a mask: robust standard deviations, and difference of its share of true entries
 FEWEST = 8  # batches
@@ -110,12 +112,16 @@ def _shifted(scores: Scores) -> list[AuditFinding]:
         return []
     plain, found = np.array(scores.rolled[0]), []
     for roll in (-1, 1):
-        better = np.array(scores.rolled[roll]) < (1 - ROLLED) * plain
+        rolled = np.array(scores.rolled[roll])
+        better = rolled < (1 - ROLLED) * plain
         if not better.any() or (better.mean() > USUAL and not _is_run(better)):
             continue
+        others = ~better & np.isfinite(rolled) & np.isfinite(plain) & (plain > 0)
+        usual = float(np.median(rolled[others] / plain[others])) if others.any() else 1.0
+        better &= rolled < (1 - ROLLED) * usual * plain
         for first, last in _runs(better):
             steps = scores.steps[first], scores.steps[last]
-            gain = float(1 - np.mean(np.array(scores.rolled[roll])[first : last + 1] / plain[first : last + 1]))
+            gain = float(1 - np.mean(rolled[first : last + 1] / plain[first : last + 1]))
             where = updates_in_words(*steps)
             said = f"the labels of {where} are shifted by {-roll:+d} against those of the other batches"
             evidence = f"rolled back, their score under the weights of an earlier snapshot is {gain:.0%} lower"

@@ -294,7 +294,7 @@ class Trainer:
 
     def _load_rest(self, state: dict[str, Any]) -> None:
         own = self.team.own(state)
-        if group_settings(state["optimizer"]) != group_settings({"param_groups": self.optimizer.param_groups}):
+        if group_settings(state["optimizer"]["param_groups"]) != group_settings(self.optimizer.param_groups):
             raise InputError(
                 "the checkpoint has other parameter groups (rate factor, eps, decay) than this version gives to "
                 f"architecture {self.config.model.arch!r}: start the run again under another --name."

@@ -78,12 +78,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = own
 
 
-def group_settings(state: Mapping[str, Any]) -> list[tuple[float, ...]]:
-    """Return the number of parameters, the factor on the rate, eps and decay of each group in an optimizer's state."""
-    return [
-        (len(group["params"]), group.get("rate_factor", 1.0), group["eps"], group["weight_decay"])
-        for group in state["param_groups"]
-    ]
+def group_settings(groups: Iterable[Mapping[str, Any]]) -> list[tuple[float, ...]]:
+    """Return the number of parameters, the factor on the rate, eps and decay of each of an optimizer's groups."""
+    return [(len(own["params"]), own.get("rate_factor", 1.0), own["eps"], own["weight_decay"]) for own in groups]
 
 
 @contextmanager

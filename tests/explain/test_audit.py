@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from stabilitylab.explain.derivatives import derivative_findings, derivatives
 from stabilitylab.explain.facts import fact_findings
 from stabilitylab.explain.findings import KINDS, REMEDIES, AuditFinding
 from stabilitylab.explain.flight import Flight
-from stabilitylab.explain.judge import Judge
+from stabilitylab.explain.judge import Judge, Scores
 from stabilitylab.explain.recorder import Recorder
 from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
 from stabilitylab.explain.states import captured
@@ -208,6 +209,19 @@ def test_a_backward_that_is_declared_to_differ_is_not_accused(tmp_path: Path) ->
     loop.model.blocks[0].exact_gradient = False
     said = "derivatives were not checked: backward differs from the gradient by design in blocks.0"
     assert derivative_findings(flight, loop) == ([], [said])
+
+
+def test_labels_that_a_roll_makes_fit_better_in_every_batch_are_not_accused(tmp_path: Path) -> None:
+    """As of a model that predicts its input: the ratios of the scores lie together, and one of them is below .85."""
+
+    class InputPredicted(Judge):
+        def scores(self) -> Scores:
+            own = super().scores()
+            ratios = np.linspace(0.86, 0.855, len(own.numbers))
+            ratios[-3] = 0.8485
+            return replace(own, rolled={-1: own.rolled[0], 0: own.rolled[0], 1: [*(ratios * own.rolled[0])]})
+
+    assert InputPredicted(*recorded(faults.Healthy, tmp_path)).findings() == ([], [])
 
 
 def test_derivatives_agree_with_a_quadratic(tmp_path: Path) -> None:
